@@ -1,0 +1,42 @@
+//! The heart of airtight: the event, the two traits that move it, and the engine between them.
+//!
+//! Nothing in this crate knows a database or a broker. A store implements [`Source`] (most often by
+//! implementing the smaller [`queue::QueueStore`] and getting the rest from [`queue::Queue`]), a
+//! destination implements [`Sink`], and [`relay::Relay`] moves events from one to the other with order,
+//! retries, dead letters and a circuit.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`event`] | the event, before and after it has a place in an outbox |
+//! | [`state`] | the life of a row as types; a wrong transition does not compile |
+//! | [`error`] | errors that say whether to retry, give up or wait |
+//! | [`source`], [`sink`] | the delivery contract |
+//! | [`relay`] | the engine |
+//! | [`queue`] | claims, leases and key partitions, shared by all stores |
+//! | [`table`] | `TableSpec`: which column of whose table means what |
+//! | [`admin`] | what an operator may ask of a store |
+//! | [`dispatch`] | typed in-process handlers as a sink |
+//! | [`envelope`] | the JSON envelope |
+//! | [`sinks`] | memory, stdout, file |
+
+pub mod admin;
+pub mod backoff;
+pub mod dispatch;
+pub mod envelope;
+pub mod error;
+pub mod event;
+pub mod queue;
+pub mod relay;
+pub mod sink;
+pub mod sinks;
+pub mod source;
+pub mod state;
+pub mod table;
+
+pub use backoff::Backoff;
+pub use dispatch::Dispatcher;
+pub use error::{Class, Error, Result};
+pub use event::{Event, NewEvent, Op, Payload, Published};
+pub use relay::{Order, Policy, Relay};
+pub use sink::{Capabilities, Outcome, Sink};
+pub use source::{Backlog, Batch, Delivery, Limits, Ownership, Position, Settlement, Source, Verdict};

@@ -1,0 +1,70 @@
+//! Who owns which partitions: a pure function that every relay of a group computes for itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+/// What a relay should do next to reach its fair share.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// Owned, but beyond the share: to be drained and given up.
+    pub give: Vec<u16>,
+    /// Owned by nobody alive, and within the share.
+    pub take: Vec<u16>,
+}
+
+/// The plan for `me` among `members`, given who owns what.
+///
+/// Shares differ by one at most, the first relays by id having the larger ones; a relay gives up only what is
+/// beyond its own share, so a join or a leave moves as few partitions as it can.
+pub fn plan(me: Uuid, members: &[Uuid], owners: &BTreeMap<u16, Uuid>, partitions: u16) -> Plan {
+    let alive: BTreeSet<Uuid> = members.iter().copied().chain([me]).collect();
+    let rank = alive.iter().position(|member| *member == me).unwrap_or(0);
+    let (total, count) = (usize::from(partitions), alive.len());
+    let share = total / count + usize::from(rank < total % count);
+
+    let mine: Vec<u16> = owners.iter().filter(|(_, owner)| **owner == me).map(|(n, _)| *n).collect();
+    if mine.len() > share {
+        return Plan { give: mine[share..].to_vec(), take: Vec::new() };
+    }
+    let free = (0..partitions).filter(|n| owners.get(n).is_none_or(|owner| !alive.contains(owner)));
+    Plan { give: Vec::new(), take: free.take(share - mine.len()).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Relays come, go and act on their plans in any order: nobody ever takes what a live one owns, and
+        /// when nothing more happens all partitions are owned and shares differ by one at most.
+        #[test]
+        fn settles_on_fair_shares(
+            steps in proptest::collection::vec((0usize..6, any::<bool>()), 1..30),
+            partitions in 1u16..100,
+        ) {
+            let ids: Vec<Uuid> = (0..6u128).map(Uuid::from_u128).collect();
+            let mut alive: BTreeSet<Uuid> = [ids[0]].into();
+            let mut owners = BTreeMap::new();
+            let act = |me: Uuid, alive: &BTreeSet<Uuid>, owners: &mut BTreeMap<u16, Uuid>| {
+                let members: Vec<Uuid> = alive.iter().copied().collect();
+                let plan = plan(me, &members, owners, partitions);
+                for n in plan.give { owners.remove(&n); }
+                for n in plan.take {
+                    assert!(owners.get(&n).is_none_or(|owner| !alive.contains(owner)));
+                    owners.insert(n, me);
+                }
+            };
+            for (who, join) in steps {
+                if join { alive.insert(ids[who]); } else if alive.len() > 1 { alive.remove(&ids[who]); }
+                if alive.contains(&ids[who]) { act(ids[who], &alive, &mut owners); }
+            }
+            for _ in 0..2 { for me in alive.clone() { act(me, &alive, &mut owners); } }
+            let mut counts: BTreeMap<Uuid, usize> = alive.iter().map(|id| (*id, 0)).collect();
+            for n in 0..partitions { *counts.get_mut(&owners[&n]).unwrap() += 1; }
+            let (min, max) = (counts.values().min().unwrap(), counts.values().max().unwrap());
+            prop_assert!(max - min <= 1, "{:?}", counts);
+        }
+    }
+}

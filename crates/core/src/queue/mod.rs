@@ -1,0 +1,537 @@
+//! The queue: rows claimed under a lease, shared by all stores.
+//!
+//! [`Queue`] is the [`Source`] for any [`QueueStore`]. It keeps what a store need not know: which rows are in
+//! flight under which token, which key partitions are ours, when a lease was last renewed, and which events
+//! must be delivered alone. A background task renews, joins, takes and gives partitions; it ends with
+//! [`Source::close`], or with the queue itself.
+//!
+//! Killed at any point, this process leaves rows that are `processing` under a token nobody renews, and a
+//! relay whose lease runs out. Others evict it and take those rows over, in order; nothing else is needed.
+
+mod balance;
+mod store;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+pub use self::store::{
+    BadRow, ClaimRequest, Claimed, ClaimedRow, EVICTED, Member, Pulse, QueueStore, RowClaim, RowKey,
+    SUSPECT_AFTER,
+};
+use crate::{
+    Backlog, Batch, Delivery, Error, Limits, Order, Ownership, Position, Result, Settlement, Source, Verdict,
+    event::MAX_PAYLOAD_BYTES,
+    source::{Reject, Settled},
+};
+
+/// How a queue is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueOptions {
+    /// Only these streams; empty for all.
+    pub streams: Vec<String>,
+    /// Which order is kept.
+    pub order: Order,
+    /// Whether a key stays blocked behind a dead event.
+    pub block_on_dead: bool,
+    /// How long a claim and a relay's presence last without renewal.
+    pub lease: Duration,
+    /// How many key partitions a group has, with `order = key`.
+    pub partitions: u16,
+    /// Payloads larger than this are rejected, unread.
+    pub max_payload: usize,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self {
+            streams: Vec::new(),
+            order: Order::Key,
+            block_on_dead: false,
+            lease: Duration::from_secs(30),
+            partitions: 64,
+            max_payload: MAX_PAYLOAD_BYTES,
+        }
+    }
+}
+
+impl QueueOptions {
+    fn member(&self) -> Member {
+        let mut streams = self.streams.clone();
+        streams.sort();
+        streams.dedup();
+        let partitions = match self.order {
+            Order::None => 0,
+            Order::Key => self.partitions.max(1),
+            Order::Total => 1,
+        };
+        let names = if streams.is_empty() { "*".to_owned() } else { streams.join(",") };
+        Member {
+            id: Uuid::new_v4(),
+            host: host_name(),
+            group: format!("{}/{partitions}:{names}", self.order.as_str()),
+            streams,
+            order: self.order,
+            block_on_dead: self.block_on_dead,
+            lease: self.lease,
+            partitions,
+        }
+    }
+}
+
+/// A [`Source`] over any [`QueueStore`].
+pub struct Queue<S> {
+    shared: Arc<Shared<S>>,
+    /// Ends the background task when the queue is dropped without `close`.
+    _stop: DropGuard,
+    tasks: Mutex<Option<tokio::task::JoinHandle<()>>>,
+}
+
+struct Shared<S> {
+    store: S,
+    options: QueueOptions,
+    state: Mutex<State>,
+    stop: CancellationToken,
+    /// Something changed that `next` may have been waiting for: a partition, or room for a suspect.
+    changed: Notify,
+}
+
+struct State {
+    member: Member,
+    /// Grows with every membership: rows of an earlier one are no longer renewed, nor counted as ours.
+    generation: u64,
+    /// Of the current membership.
+    ownership: Ownership,
+    owned: BTreeSet<u16>,
+    /// Owned, beyond our share, and given up once nothing of theirs is in flight.
+    giving: BTreeSet<u16>,
+    in_flight: HashMap<Position, InFlight>,
+    /// Partitions of the claim that is under way: its rows are not in flight yet, but may be any moment.
+    claiming: Vec<u16>,
+    next_position: u64,
+    /// Suspects are due: claim nothing more until one of them can be alone.
+    suspects: bool,
+    /// A suspect is being delivered alone.
+    alone: bool,
+}
+
+struct InFlight {
+    claim: RowClaim,
+    partition: u16,
+    waited: bool,
+    generation: u64,
+    claimed_at: Instant,
+    ownership: Ownership,
+}
+
+impl<S: QueueStore> Queue<S> {
+    /// A queue over `store`. Nothing happens before [`Source::open`].
+    pub fn new(store: S, options: QueueOptions) -> Self {
+        let stop = CancellationToken::new();
+        let state = State {
+            member: options.member(),
+            generation: 0,
+            ownership: Ownership::leased(Instant::now(), Duration::ZERO),
+            owned: BTreeSet::new(),
+            giving: BTreeSet::new(),
+            in_flight: HashMap::new(),
+            claiming: Vec::new(),
+            next_position: 0,
+            suspects: false,
+            alone: false,
+        };
+        let shared = Shared {
+            store,
+            options,
+            state: Mutex::new(state),
+            stop: stop.clone(),
+            changed: Notify::new(),
+        };
+        Self { shared: Arc::new(shared), _stop: stop.drop_guard(), tasks: Mutex::new(None) }
+    }
+
+    /// The partitions owned right now; for tests and status.
+    pub fn owned_partitions(&self) -> Vec<u16> {
+        self.shared.state().owned.iter().copied().collect()
+    }
+}
+
+#[async_trait]
+impl<S: QueueStore> Source for Queue<S> {
+    async fn open(&self) -> Result<()> {
+        self.shared.store.open().await?;
+        self.shared.join().await?;
+        self.shared.tick().await?;
+        let shared = self.shared.clone();
+        let task = tokio::spawn(async move { shared.keep_alive().await });
+        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        Ok(())
+    }
+
+    async fn next(&self, limits: Limits) -> Result<Batch> {
+        loop {
+            let asked = self.shared.state().ask();
+            let Some(asked) = asked else { return Ok(Batch::empty()) };
+            let batch = self.shared.claim(&asked, limits).await;
+            self.shared.state().claiming.clear();
+            let batch = batch?;
+            // The last suspect is gone: what it stood in the way of can be claimed at once.
+            if !(asked.alone && batch.is_empty()) {
+                return Ok(batch);
+            }
+        }
+    }
+
+    async fn wait(&self, at_most: Duration) {
+        tokio::select! {
+            () = self.shared.store.wait(at_most) => {}
+            () = self.shared.changed.notified() => {}
+        }
+    }
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Settled> {
+        let shared = &self.shared;
+        let (member, rows, mut unhold) = {
+            let state = shared.state();
+            let mut rows = Vec::with_capacity(settlements.len());
+            let mut unhold = BTreeSet::new();
+            for settlement in settlements {
+                let Some(row) = state.in_flight.get(&settlement.position) else { continue };
+                rows.push((row.claim.clone(), &settlement.verdict));
+                // Something may wait behind it. Behind a fresh event that dies nothing waits yet, unless it
+                // blocks its key, and then it stays so.
+                if row.waited && !matches!(settlement.verdict, Verdict::Retry { .. } | Verdict::Released) {
+                    unhold.insert(row.partition);
+                }
+            }
+            (state.member.clone(), rows, unhold)
+        };
+        let results = shared.store.settle(&member, &rows).await?;
+        shared.state().forget(settlements);
+        shared.changed.notify_one();
+
+        if shared.options.order != Order::Key {
+            unhold.clear();
+        }
+        if !unhold.is_empty() {
+            let partitions: Vec<u16> = unhold.into_iter().collect();
+            // Not worth failing the settle for: the next tick does the same.
+            if let Err(error) = shared.store.unhold(&member, &partitions).await {
+                tracing::debug!(%error, "could not free held events yet");
+            }
+        }
+        let applied = results.iter().filter(|applied| **applied).count();
+        Ok(Settled { applied, fenced: settlements.len() - applied })
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        let member = self.shared.state().member.clone();
+        self.shared.store.backlog(&member).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.shared.stop.cancel();
+        let task = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            // A panic in it has been reported already; leaving is still right.
+            let _ = task.await;
+        }
+        let (member, rows) = {
+            let state = self.shared.state();
+            let rows: Vec<RowClaim> = state.in_flight.values().map(|row| row.claim.clone()).collect();
+            (state.member.clone(), rows)
+        };
+        if !rows.is_empty() {
+            let rows: Vec<_> = rows.into_iter().map(|claim| (claim, &Verdict::Released)).collect();
+            self.shared.store.settle(&member, &rows).await?;
+        }
+        self.shared.store.leave(&member).await
+    }
+}
+
+impl<S: QueueStore> Shared<S> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often leases are renewed and peers looked at.
+    fn beat(&self) -> Duration {
+        (self.options.lease / 4).clamp(Duration::from_millis(20), Duration::from_secs(2))
+    }
+
+    async fn join(&self) -> Result<()> {
+        let member = self.state().member.clone();
+        let since = Instant::now();
+        self.store.join(&member).await?;
+        let mut state = self.state();
+        state.ownership = Ownership::leased(since, self.options.lease);
+        Ok(())
+    }
+
+    async fn claim(&self, asked: &Asked, limits: Limits) -> Result<Batch> {
+        let token = Uuid::new_v4();
+        let since = Instant::now();
+        let request = ClaimRequest {
+            member: &asked.member,
+            token,
+            events: limits.events,
+            bytes: limits.bytes,
+            max_payload: self.options.max_payload,
+            partitions: &asked.partitions,
+            tokens: &asked.tokens,
+            alone: asked.alone,
+        };
+        let claimed = match self.store.claim(&request).await {
+            Err(error) if error.code() == EVICTED => {
+                self.rejoin(asked.generation).await?;
+                return Ok(Batch::empty());
+            }
+            other => other?,
+        };
+        if !claimed.overflow.is_empty() {
+            let rows: Vec<_> = claimed
+                .overflow
+                .iter()
+                .map(|key| (RowClaim { key: key.clone(), token }, &Verdict::Released))
+                .collect();
+            self.store.settle(&asked.member, &rows).await?;
+        }
+        Ok(self.state().admit(claimed, asked, token, since, self.options.lease))
+    }
+
+    /// Comes back under a new name after an eviction. What the old name held is no longer ours: its rows
+    /// are taken over like anybody's.
+    async fn rejoin(&self, evicted: u64) -> Result<()> {
+        {
+            let mut state = self.state();
+            if state.generation != evicted {
+                return Ok(());
+            }
+            tracing::warn!(relay = %state.member.id, "evicted after its lease ran out; joining again");
+            state.ownership.lose();
+            state.generation += 1;
+            state.member = self.options.member();
+            state.owned.clear();
+            state.giving.clear();
+            state.alone = false;
+        }
+        self.join().await?;
+        self.tick().await
+    }
+
+    async fn keep_alive(&self) {
+        let mut failing = false;
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(self.beat()) => {}
+            }
+            match self.tick().await {
+                Ok(()) => failing = false,
+                Err(error) if !failing => {
+                    failing = true;
+                    tracing::warn!(%error, "cannot renew leases; trying on");
+                }
+                Err(error) => tracing::debug!(%error, "still cannot renew leases"),
+            }
+        }
+    }
+
+    /// One heartbeat: renew, then move one step towards the fair share of partitions.
+    async fn tick(&self) -> Result<()> {
+        let (member, generation, rows) = {
+            let state = self.state();
+            let young = self.options.lease / 3;
+            let due = state.in_flight.values().filter(|row| {
+                row.generation == state.generation && row.claimed_at.elapsed() >= young
+            });
+            (state.member.clone(), state.generation, due.map(|row| row.claim.clone()).collect::<Vec<_>>())
+        };
+        let since = Instant::now();
+        let pulse = self.store.heartbeat(&member, &rows).await?;
+        if !pulse.alive {
+            return Box::pin(self.rejoin(generation)).await;
+        }
+        self.state().renewed(&pulse, generation, since, self.options.lease);
+        if member.partitions == 0 {
+            return Ok(());
+        }
+
+        let plan = balance::plan(member.id, &pulse.members, &pulse.owners, member.partitions);
+        let givable = self.state().start_giving(&plan.give);
+        if !givable.is_empty() {
+            self.store.give(&member, &givable).await?;
+            self.state().gave(&givable);
+        }
+        if !plan.take.is_empty() {
+            let taken = self.store.take(&member, &plan.take).await?;
+            if !taken.is_empty() {
+                tracing::debug!(relay = %member.id, partitions = taken.len(), "took partitions");
+                self.state().owned.extend(taken);
+                self.changed.notify_one();
+            }
+        }
+        let owned: Vec<u16> = self.state().owned.iter().copied().collect();
+        if member.order == Order::Key
+            && !owned.is_empty()
+            && self.store.unhold(&member, &owned).await? > 0
+        {
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// What a claim was asked for, under which membership.
+struct Asked {
+    member: Member,
+    generation: u64,
+    partitions: Vec<u16>,
+    tokens: Vec<Uuid>,
+    alone: bool,
+}
+
+impl State {
+    /// What may be claimed now; nothing while a suspect is out or waits to be alone, or without a partition.
+    fn ask(&mut self) -> Option<Asked> {
+        let busy = self.in_flight.values().any(|row| row.generation == self.generation);
+        if self.alone || (self.suspects && busy) {
+            return None;
+        }
+        let partitions: Vec<u16> = self.owned.difference(&self.giving).copied().collect();
+        if self.member.partitions > 0 && partitions.is_empty() {
+            return None;
+        }
+        self.claiming.clone_from(&partitions);
+        let mut tokens: Vec<Uuid> = self
+            .in_flight
+            .values()
+            .filter(|row| row.generation == self.generation)
+            .map(|row| row.claim.token)
+            .collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        Some(Asked {
+            member: self.member.clone(),
+            generation: self.generation,
+            partitions,
+            tokens,
+            alone: self.suspects,
+        })
+    }
+
+    /// Turns claimed rows into a batch and keeps track of them.
+    fn admit(
+        &mut self,
+        claimed: Claimed,
+        asked: &Asked,
+        token: Uuid,
+        since: Instant,
+        lease: Duration,
+    ) -> Batch {
+        let current = asked.generation == self.generation;
+        // With order, what counts is the lease on the partitions, which is the relay's own.
+        let ownership = match self.member.order {
+            Order::None => Ownership::leased(since, lease),
+            Order::Key | Order::Total if current => self.ownership.clone(),
+            Order::Key | Order::Total => Ownership::leased(since, Duration::ZERO),
+        };
+        if asked.alone {
+            self.alone = current && !claimed.rows.is_empty();
+            self.suspects = !claimed.rows.is_empty();
+        } else {
+            self.suspects |= claimed.suspects;
+        }
+        let mut batch = Batch { deliveries: Vec::new(), rejects: Vec::new(), ownership: ownership.clone() };
+        for row in claimed.rows {
+            let position = Position(self.next_position);
+            self.next_position += 1;
+            let in_flight = InFlight {
+                claim: RowClaim { key: row.key, token },
+                partition: row.partition,
+                waited: row.waited,
+                generation: asked.generation,
+                claimed_at: since,
+                ownership: ownership.clone(),
+            };
+            self.in_flight.insert(position, in_flight);
+            match row.event {
+                Ok(event) => batch.deliveries.push(Delivery {
+                    event,
+                    position,
+                    attempt: row.attempt,
+                    max_attempts: row.max_attempts,
+                    lost_leases: row.lost_leases,
+                }),
+                Err(bad) => {
+                    batch.rejects.push(Reject { position, id: bad.id, key: bad.key, error: bad.error });
+                }
+            }
+        }
+        batch
+    }
+
+    fn forget(&mut self, settlements: &[Settlement]) {
+        for settlement in settlements {
+            self.in_flight.remove(&settlement.position);
+        }
+        if self.alone && !self.in_flight.values().any(|row| row.generation == self.generation) {
+            self.alone = false;
+        }
+    }
+
+    fn renewed(&mut self, pulse: &Pulse, generation: u64, since: Instant, lease: Duration) {
+        if generation != self.generation {
+            return;
+        }
+        self.ownership.renew(since, lease);
+        self.owned = pulse
+            .owners
+            .iter()
+            .filter(|(_, owner)| **owner == self.member.id)
+            .map(|(partition, _)| *partition)
+            .collect();
+        for row in self.in_flight.values().filter(|row| row.generation == generation) {
+            if pulse.lost.contains(&row.claim.key) {
+                row.ownership.lose();
+            } else {
+                row.ownership.renew(since, lease);
+            }
+        }
+    }
+
+    /// Stops claiming from `give`, and returns those of them that have nothing in flight.
+    fn start_giving(&mut self, give: &[u16]) -> Vec<u16> {
+        self.giving = give.iter().copied().collect();
+        let in_flight = self.in_flight.values().map(|row| row.partition);
+        let busy: BTreeSet<u16> = in_flight.chain(self.claiming.iter().copied()).collect();
+        self.giving.difference(&busy).copied().collect()
+    }
+
+    fn gave(&mut self, given: &[u16]) {
+        for partition in given {
+            self.owned.remove(partition);
+            self.giving.remove(partition);
+        }
+    }
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "unknown-host".into());
+    format!("{}:{}", name.trim(), std::process::id())
+}
+
+/// The error for a claim by a relay that was evicted.
+pub fn evicted() -> Error {
+    Error::retryable(EVICTED, "this relay's lease ran out and another relay evicted it")
+}

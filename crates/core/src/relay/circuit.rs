@@ -1,0 +1,66 @@
+//! The circuit: while a sink is away as a whole, nothing is sent to it and no attempt is spent.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{Backoff, Error};
+
+#[derive(Debug)]
+enum State {
+    Closed,
+    Open { until: Instant },
+    /// One event at a time is tried, until the first that is not refused as *unavailable*.
+    Probing,
+}
+
+#[derive(Debug)]
+pub(super) struct Circuit {
+    state: State,
+    failures: u32,
+    backoff: Backoff,
+}
+
+impl Circuit {
+    pub(super) fn new(backoff: Backoff) -> Self {
+        Self { state: State::Closed, failures: 0, backoff }
+    }
+
+    /// Opens it, for longer each time in a row. Returns for how long; none when it was open already.
+    pub(super) fn open(&mut self, error: &Error) -> Option<Duration> {
+        if matches!(self.state, State::Open { .. }) {
+            return None;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let wait = self.backoff.after(self.failures).max(error.retry_after().unwrap_or_default());
+        self.state = State::Open { until: Instant::now() + wait };
+        Some(wait)
+    }
+
+    /// The sink has answered. Returns whether this closed the circuit.
+    pub(super) fn answered(&mut self) -> bool {
+        let closed = matches!(self.state, State::Probing);
+        if closed {
+            self.state = State::Closed;
+            self.failures = 0;
+        }
+        closed
+    }
+
+    /// Starts probing.
+    pub(super) fn probe(&mut self) {
+        self.state = State::Probing;
+    }
+
+    /// Until when the sink is left alone.
+    pub(super) fn open_until(&self) -> Option<Instant> {
+        match self.state {
+            State::Open { until } => Some(until),
+            State::Closed | State::Probing => None,
+        }
+    }
+
+    pub(super) fn is_probing(&self) -> bool {
+        matches!(self.state, State::Probing)
+    }
+}

@@ -1,0 +1,206 @@
+//! Events that were fetched and wait to be delivered, in lanes: one lane per key, or one for all, or none.
+//!
+//! A lane is busy while something of it is being delivered, and a busy lane gives out nothing more; that is
+//! all there is to keeping order inside one relay.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::{BuildHasher, RandomState},
+};
+
+use super::Order;
+use crate::{Delivery, Ownership};
+
+/// A lane: the hash of a key. Two keys that collide share a lane, which costs a little concurrency and
+/// nothing else.
+pub(super) type Lane = u64;
+
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) delivery: Delivery,
+    pub(super) ownership: Ownership,
+    pub(super) size: usize,
+}
+
+#[derive(Debug, Default)]
+struct LaneState {
+    waiting: VecDeque<Queued>,
+    busy: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Lanes {
+    order: Order,
+    hasher: RandomState,
+    lanes: HashMap<Lane, LaneState>,
+    /// Lanes that are not busy and have something, first come first served.
+    ready: VecDeque<Lane>,
+    /// Without order there are no lanes, only this.
+    free: VecDeque<Queued>,
+}
+
+impl Lanes {
+    pub(super) fn new(order: Order) -> Self {
+        Self {
+            order,
+            hasher: RandomState::new(),
+            lanes: HashMap::new(),
+            ready: VecDeque::new(),
+            free: VecDeque::new(),
+        }
+    }
+
+    /// The lane of a key; none where no order is kept.
+    pub(super) fn lane(&self, key: &str) -> Option<Lane> {
+        match self.order {
+            Order::None => None,
+            Order::Key => Some(self.hasher.hash_one(key)),
+            Order::Total => Some(0),
+        }
+    }
+
+    pub(super) fn push(&mut self, queued: Queued) {
+        let Some(lane) = self.lane(&queued.delivery.event.aggregate_id) else {
+            self.free.push_back(queued);
+            return;
+        };
+        let state = self.lanes.entry(lane).or_default();
+        if !state.busy && state.waiting.is_empty() {
+            self.ready.push_back(lane);
+        }
+        state.waiting.push_back(queued);
+    }
+
+    pub(super) fn has_ready(&self) -> bool {
+        !self.free.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Takes a batch within the bounds, though always at least one event, and makes its lanes busy. With
+    /// `prefix` a lane may give several events at once, in order.
+    pub(super) fn take(&mut self, events: usize, bytes: usize, prefix: bool) -> Vec<Queued> {
+        let mut batch: Vec<Queued> = Vec::new();
+        let mut size = 0;
+        let mut fits = |batch: &[Queued], next: &Queued| {
+            let fits = batch.is_empty() || (batch.len() < events && size + next.size <= bytes);
+            size += if fits { next.size } else { 0 };
+            fits
+        };
+        while self.free.front().is_some_and(|next| fits(&batch, next)) {
+            batch.extend(self.free.pop_front());
+        }
+        while let Some(&lane) = self.ready.front() {
+            let Some(state) = self.lanes.get_mut(&lane) else {
+                self.ready.pop_front();
+                continue;
+            };
+            if !state.waiting.front().is_some_and(|next| fits(&batch, next)) {
+                break;
+            }
+            self.ready.pop_front();
+            state.busy = true;
+            batch.extend(state.waiting.pop_front());
+            while prefix && state.waiting.front().is_some_and(|next| fits(&batch, next)) {
+                batch.extend(state.waiting.pop_front());
+            }
+        }
+        batch
+    }
+
+    /// Nothing of the lane is being delivered any more.
+    pub(super) fn finish(&mut self, lane: Lane) {
+        let Some(state) = self.lanes.get_mut(&lane) else { return };
+        if !std::mem::take(&mut state.busy) {
+            return;
+        }
+        if state.waiting.is_empty() {
+            self.lanes.remove(&lane);
+        } else {
+            self.ready.push_back(lane);
+        }
+    }
+
+    /// Empties a lane of what waits in it.
+    pub(super) fn clear_lane(&mut self, lane: Lane) -> Vec<Queued> {
+        self.lanes.get_mut(&lane).map(|state| state.waiting.drain(..).collect()).unwrap_or_default()
+    }
+
+    /// Empties everything that waits; busy lanes stay busy.
+    pub(super) fn clear(&mut self) -> Vec<Queued> {
+        self.ready.clear();
+        let mut all: Vec<Queued> = self.free.drain(..).collect();
+        self.lanes.retain(|_, state| {
+            all.extend(state.waiting.drain(..));
+            state.busy
+        });
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Position, sinks::memory::sample_event};
+    use proptest::prelude::*;
+
+    fn queued(seq: i64, key: &str) -> Queued {
+        let delivery = Delivery {
+            event: sample_event(seq, key),
+            position: Position(seq.cast_unsigned()),
+            attempt: 1,
+            max_attempts: None,
+            lost_leases: 0,
+        };
+        Queued { delivery, ownership: Ownership::forever(), size: 10 }
+    }
+
+    proptest! {
+        /// Pushes, takes and finishes in any order: no key is ever taken while it is out, and each key comes
+        /// out in the order it went in, complete.
+        #[test]
+        fn a_key_is_never_out_twice_and_never_out_of_order(
+            keys in proptest::collection::vec(0u8..5, 1..60),
+            takes in proptest::collection::vec((1usize..6, any::<bool>()), 1..200),
+            prefix in any::<bool>(),
+        ) {
+            let mut lanes = Lanes::new(Order::Key);
+            let mut out: Vec<Vec<Queued>> = Vec::new();
+            let mut seen: HashMap<String, Vec<i64>> = HashMap::new();
+            let mut pushed = 0;
+            let mut step = |lanes: &mut Lanes, out: &mut Vec<Vec<Queued>>, size: usize, finish: bool| {
+                if finish && !out.is_empty() {
+                    for done in out.remove(0) {
+                        if let Some(lane) = lanes.lane(&done.delivery.event.aggregate_id) { lanes.finish(lane); }
+                    }
+                }
+                let batch = lanes.take(size, 1_000, prefix);
+                for queued in &batch {
+                    let key = &queued.delivery.event.aggregate_id;
+                    assert!(!out.iter().flatten().any(|q| q.delivery.event.aggregate_id == *key));
+                    seen.entry(key.clone()).or_default().push(queued.delivery.event.seq);
+                }
+                if !batch.is_empty() { out.push(batch); }
+            };
+            for (size, finish) in takes {
+                if pushed < keys.len() {
+                    lanes.push(queued(i64::try_from(pushed).unwrap(), &keys[pushed].to_string()));
+                    pushed += 1;
+                }
+                step(&mut lanes, &mut out, size, finish);
+            }
+            for _ in 0..pushed * 2 { step(&mut lanes, &mut out, 10, true); }
+            let total: usize = seen.values().map(Vec::len).sum();
+            prop_assert_eq!(total, pushed);
+            for order in seen.values() { prop_assert!(order.is_sorted()); }
+        }
+    }
+
+    #[test]
+    fn bounds_hold_but_one_event_always_fits() {
+        let mut lanes = Lanes::new(Order::None);
+        (0..10).for_each(|n| lanes.push(queued(n, "k")));
+        assert_eq!(lanes.take(3, 1_000, false).len(), 3);
+        assert_eq!(lanes.take(10, 25, false).len(), 2);
+        assert_eq!(lanes.take(10, 1, false).len(), 1);
+        assert_eq!(lanes.clear().len(), 4);
+    }
+}

@@ -1,0 +1,93 @@
+//! The sink's half of the delivery contract.
+
+use async_trait::async_trait;
+
+use crate::{Error, Result, source::Delivery};
+
+/// Delivers a batch and answers for each event on its own.
+///
+/// # The contract
+///
+/// - **Delivered means durable.** [`Outcome::Delivered`] says that the destination has taken responsibility:
+///   acknowledged, fsynced, confirmed. Buffered, written without fsync, or "probably" is not delivered.
+/// - **One outcome per event**, in the order of the batch. A missing one counts as a retryable failure, so a
+///   sink cannot lose an event by answering short.
+/// - **Duplicates are allowed, gaps are not.** The same event may come again, after a crash or a lost lease.
+/// - **A prefix per key.** Where [`Capabilities::prefix_per_key`] is set, a batch may hold several events of
+///   one key, in order, and what is reported delivered for that key is a prefix of them: after the first one
+///   that is not, the rest are [`Outcome::Skipped`] (or fail too), and were *not* sent. A sink that cannot
+///   promise this leaves it unset and never sees two events of one key at once.
+/// - **Classes.** Each failure says what it is ([`crate::Class`]): wrong classes lose nothing, but they
+///   dead-letter healthy events or retry hopeless ones.
+/// - **Concurrency.** `deliver` is called [`Capabilities::concurrency`] times side by side at most, never
+///   twice for one key.
+/// - **Bounds.** A sink buffers no more than the batch it was given, and has timeouts of its own.
+#[async_trait]
+pub trait Sink: Send + Sync + 'static {
+    /// What this sink promises and wants.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// Connects and checks, called before the first batch and again after the circuit was open. An
+    /// *unavailable* or *retryable* error here keeps the circuit open; a *permanent* one stops the relay.
+    async fn open(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Delivers a batch; see the contract.
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome>;
+
+    /// Flushes and disconnects. Nothing is called after it.
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What a sink promises and wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Reports a prefix per key; see [`Sink`].
+    pub prefix_per_key: bool,
+    /// How many `deliver` calls may run side by side.
+    pub concurrency: usize,
+    /// The most events in one call.
+    pub max_batch_events: usize,
+    /// The most bytes in one call, though always at least one event.
+    pub max_batch_bytes: usize,
+}
+
+impl Default for Capabilities {
+    /// Batches one after the other, without a promise about keys.
+    fn default() -> Self {
+        Self { prefix_per_key: false, concurrency: 1, max_batch_events: 1_000, max_batch_bytes: 8 << 20 }
+    }
+}
+
+/// What a sink says of one event.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// The destination has it, durably.
+    Delivered,
+    /// It was refused or not accepted; the error's class says what follows.
+    Failed(Error),
+    /// It may or may not have happened, and trying again would be wrong (an order that timed out).
+    Unknown(Error),
+    /// Not tried, because an earlier event of its key failed.
+    Skipped,
+}
+
+impl From<()> for Outcome {
+    fn from((): ()) -> Self {
+        Self::Delivered
+    }
+}
+
+impl<T: Into<Outcome>> From<Result<T>> for Outcome {
+    fn from(result: Result<T>) -> Self {
+        match result {
+            Ok(value) => value.into(),
+            Err(error) => Self::Failed(error),
+        }
+    }
+}

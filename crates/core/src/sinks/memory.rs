@@ -1,0 +1,70 @@
+//! Keeps what it is given, for tests and examples.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use time::OffsetDateTime;
+
+use crate::{Capabilities, Delivery, Event, Op, Outcome, Payload, Sink, event::Headers};
+
+/// A sink that keeps every event in memory. Clones share what they keep.
+#[derive(Debug, Clone, Default)]
+pub struct MemorySink {
+    events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl MemorySink {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A copy of what has arrived, in order of arrival.
+    pub fn events(&self) -> Vec<Event> {
+        self.lock().clone()
+    }
+
+    /// How many have arrived.
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether nothing has arrived.
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Sink for MemorySink {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { prefix_per_key: true, ..Capabilities::default() }
+    }
+
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        self.lock().extend(batch.iter().map(|delivery| delivery.event.clone()));
+        vec![Outcome::Delivered; batch.len()]
+    }
+}
+
+/// An event to test with.
+pub fn sample_event(seq: i64, key: &str) -> Event {
+    Event {
+        id: format!("00000000-0000-7000-8000-{seq:012}"),
+        seq,
+        stream: "test.stream".into(),
+        event_type: "Tested".into(),
+        aggregate_type: "Test".into(),
+        aggregate_id: key.into(),
+        op: Op::Upsert,
+        payload: Payload::Json(format!("{{\"n\":{seq}}}").into()),
+        headers: Headers::new(),
+        occurred_at: OffsetDateTime::UNIX_EPOCH,
+        schema_version: 1,
+        extra: serde_json::Map::new(),
+    }
+}

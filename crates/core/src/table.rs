@@ -1,0 +1,343 @@
+//! `TableSpec`: which column of whose table means what.
+//!
+//! No query in a store names a column or a status word; all of them ask the spec. The canonical table is one
+//! spec among others, and an application's own outbox is another. What a table cannot hold (next retry time,
+//! error, lease, claim token) lives in a side table of airtight's own, keyed by the event.
+
+use crate::{Error, Result, state::State};
+
+/// A table and the meaning of its columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableSpec {
+    /// The schema, where the database has such a thing.
+    pub schema: Option<String>,
+    /// The table.
+    pub table: String,
+    /// The column that tells rows apart: unique, and what settles go by.
+    pub identity: String,
+    /// The event's id.
+    pub id: String,
+    /// The ascending column. Without one the order is `created_at, identity`, unspecified within a
+    /// transaction.
+    pub seq: Option<String>,
+    /// When the row was written; what retention of unfinished rows and the order without `seq` go by.
+    pub created_at: Option<String>,
+    /// Logical topic.
+    pub stream: Field,
+    /// What happened.
+    pub event_type: Field,
+    /// What it happened to.
+    pub aggregate_type: Field,
+    /// Which one: the ordering key.
+    pub aggregate_id: Field,
+    /// Upsert or delete.
+    pub op: Option<String>,
+    /// The body.
+    pub payload: String,
+    /// What the body's column holds.
+    pub payload_kind: PayloadKind,
+    /// A second column for bodies that are bytes, where the first is for JSON.
+    pub payload_bytes: Option<String>,
+    /// A JSON object of strings.
+    pub headers: Option<String>,
+    /// When it happened; `created_at` stands in.
+    pub occurred_at: Option<String>,
+    /// Version of the payload's schema.
+    pub schema_version: Option<String>,
+    /// The row's own limit of attempts.
+    pub max_attempts: Option<String>,
+    /// Further columns for the envelope, as (name there, column here).
+    pub extra: Vec<(String, String)>,
+    /// The status column and its words; a table without one cannot be read as a queue.
+    pub status: Option<StatusSpec>,
+    /// The column that counts attempts or retries.
+    pub count: Option<Count>,
+    /// When a failed event is due again; NULL means now.
+    pub next_retry_at: Option<String>,
+    /// Until when the claim holds.
+    pub locked_until: Option<String>,
+    /// The claim token, text or UUID; `locked_by` serves.
+    pub claim_token: Option<String>,
+    /// How often a relay vanished with the row.
+    pub lost_leases: Option<String>,
+    /// The last error's code.
+    pub error_code: Option<String>,
+    /// The last error's message.
+    pub error_message: Option<String>,
+    /// When it was finished.
+    pub finished_at: Option<String>,
+    /// When the row last changed.
+    pub updated_at: Option<String>,
+    /// When it was last claimed.
+    pub last_attempt_at: Option<String>,
+    /// A stored hash partition of the key, where the table has one.
+    pub partition: Option<String>,
+    /// A stored column with 0 for open, 1 for dead or unknown, 2 for done, where the table has one: what the
+    /// claim's index goes by, so that a claim changes nothing that is indexed.
+    pub phase: Option<String>,
+    /// The zone of timestamps that carry none.
+    pub zone: String,
+}
+
+/// A column, or the same text for every row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Field {
+    /// Read from this column.
+    Column(String),
+    /// The table has no such column; every event gets this.
+    Constant(String),
+}
+
+/// What the payload's column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayloadKind {
+    /// A JSON type of the database's: always valid.
+    Json,
+    /// Text that is meant to be JSON: checked row by row.
+    JsonText,
+    /// Bytes.
+    Bytes,
+}
+
+/// The status column and what its words mean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusSpec {
+    /// The column.
+    pub column: String,
+    /// Never tried.
+    pub new: Role,
+    /// Failed before, to be tried again.
+    pub retrying: Role,
+    /// Claimed; none where the table has no word for it, and the side table alone knows.
+    pub processing: Option<Role>,
+    /// Delivered.
+    pub done: Role,
+    /// Given up on.
+    pub dead: Role,
+    /// Outcome not known; none where the table has no word: then it is dead, and the side table knows more.
+    pub unknown: Option<Role>,
+}
+
+/// A word in the status column, and what else tells its role apart from another with the same word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Role {
+    /// The word.
+    pub word: String,
+    /// A further condition.
+    pub when: Option<Condition>,
+}
+
+impl Role {
+    /// A role that its word alone decides.
+    pub fn word(word: impl Into<String>) -> Self {
+        Self { word: word.into(), when: None }
+    }
+
+    /// A role that also needs a condition.
+    pub fn when(word: impl Into<String>, condition: Condition) -> Self {
+        Self { word: word.into(), when: Some(condition) }
+    }
+}
+
+/// `column < value` and the like; plain data, so that nothing from a config is spliced into SQL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// The column.
+    pub column: String,
+    /// How to compare.
+    pub test: Test,
+    /// With what.
+    pub value: i64,
+}
+
+/// A comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Test {
+    /// `<`
+    Less,
+    /// `>=`
+    AtLeast,
+    /// `=`
+    Equal,
+}
+
+impl Test {
+    /// The SQL operator.
+    pub fn sql(self) -> &'static str {
+        match self {
+            Self::Less => "<",
+            Self::AtLeast => ">=",
+            Self::Equal => "=",
+        }
+    }
+}
+
+/// What a counting column counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Count {
+    /// Attempts: grows at the claim.
+    Attempts(String),
+    /// Retries: grows at a failure.
+    Retries(String),
+}
+
+impl TableSpec {
+    /// The canonical table, `outbox`, in a schema or (SQLite) without one.
+    pub fn canonical(schema: Option<&str>, table: &str) -> Self {
+        let column = |name: &str| Some(name.to_owned());
+        Self {
+            schema: schema.map(str::to_owned),
+            table: table.to_owned(),
+            identity: "seq".into(),
+            id: "id".into(),
+            seq: column("seq"),
+            created_at: column("created_at"),
+            stream: Field::Column("stream".into()),
+            event_type: Field::Column("event_type".into()),
+            aggregate_type: Field::Column("aggregate_type".into()),
+            aggregate_id: Field::Column("aggregate_id".into()),
+            op: column("op"),
+            payload: "payload".into(),
+            payload_kind: PayloadKind::Json,
+            payload_bytes: column("payload_bytes"),
+            headers: column("headers"),
+            occurred_at: column("occurred_at"),
+            schema_version: column("schema_version"),
+            max_attempts: column("max_attempts"),
+            extra: Vec::new(),
+            status: Some(StatusSpec {
+                column: "status".into(),
+                new: Role::word(State::Pending.as_str()),
+                retrying: Role::word(State::Pending.as_str()),
+                processing: Some(Role::word(State::Processing.as_str())),
+                done: Role::word(State::Done.as_str()),
+                dead: Role::word(State::Dead.as_str()),
+                unknown: Some(Role::word(State::Unknown.as_str())),
+            }),
+            count: Some(Count::Attempts("attempts".into())),
+            next_retry_at: column("next_retry_at"),
+            locked_until: column("locked_until"),
+            claim_token: column("claim_token"),
+            lost_leases: column("lost_leases"),
+            error_code: column("error_code"),
+            error_message: column("error_message"),
+            finished_at: column("finished_at"),
+            updated_at: None,
+            last_attempt_at: column("last_attempt_at"),
+            partition: column("part"),
+            phase: column("phase"),
+            zone: "UTC".into(),
+        }
+    }
+
+    /// The table as one quoted name.
+    pub fn qualified(&self) -> String {
+        match &self.schema {
+            Some(schema) => format!("{}.{}", quote(schema), quote(&self.table)),
+            None => quote(&self.table),
+        }
+    }
+
+    /// A name for messages and keys: `schema.table`, unquoted.
+    pub fn display_name(&self) -> String {
+        match &self.schema {
+            Some(schema) => format!("{schema}.{}", self.table),
+            None => self.table.clone(),
+        }
+    }
+
+    /// Whether everything that a claim must remember has a column, so that no side table is needed.
+    pub fn is_self_contained(&self) -> bool {
+        self.count.is_some()
+            && self.next_retry_at.is_some()
+            && self.locked_until.is_some()
+            && self.claim_token.is_some()
+            && self.lost_leases.is_some()
+            && self.error_message.is_some()
+            && self.status.as_ref().is_some_and(|status| status.processing.is_some())
+    }
+
+    /// Every column the spec names, for checking that the table has them.
+    pub fn columns(&self) -> Vec<&str> {
+        let fields = [&self.stream, &self.event_type, &self.aggregate_type, &self.aggregate_id];
+        let optional = [
+            &self.seq,
+            &self.created_at,
+            &self.op,
+            &self.payload_bytes,
+            &self.headers,
+            &self.occurred_at,
+            &self.schema_version,
+            &self.max_attempts,
+            &self.next_retry_at,
+            &self.locked_until,
+            &self.claim_token,
+            &self.lost_leases,
+            &self.error_code,
+            &self.error_message,
+            &self.finished_at,
+            &self.updated_at,
+            &self.last_attempt_at,
+            &self.partition,
+            &self.phase,
+        ];
+        let mut columns = vec![self.identity.as_str(), self.id.as_str(), self.payload.as_str()];
+        columns.extend(fields.into_iter().filter_map(|field| match field {
+            Field::Column(column) => Some(column.as_str()),
+            Field::Constant(_) => None,
+        }));
+        columns.extend(optional.into_iter().filter_map(|column| column.as_deref()));
+        columns.extend(self.extra.iter().map(|(_, column)| column.as_str()));
+        columns.extend(self.status.as_ref().map(|status| status.column.as_str()));
+        columns.extend(self.count.as_ref().map(|count| match count {
+            Count::Attempts(column) | Count::Retries(column) => column.as_str(),
+        }));
+        columns.sort_unstable();
+        columns.dedup();
+        columns
+    }
+
+    /// The status spec, or an error that says what such a table can do instead.
+    pub fn require_status(&self) -> Result<&StatusSpec> {
+        self.status.as_ref().ok_or_else(|| {
+            Error::permanent(
+                "no_status",
+                format!(
+                    "{} has no status column, so it cannot be read as a queue: map one, or read it with `log` or `cdc`",
+                    self.display_name()
+                ),
+            )
+        })
+    }
+}
+
+/// Quotes an identifier; both PostgreSQL and SQLite read it so.
+pub fn quote(identifier: &str) -> String {
+    format!("\"{}\"", identifier.replace('"', "\"\""))
+}
+
+/// Quotes a text literal.
+pub fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_are_quoted_never_spliced() {
+        let spec = TableSpec::canonical(Some("a\"; DROP TABLE x; --"), "out");
+        assert_eq!(spec.qualified(), "\"a\"\"; DROP TABLE x; --\".\"out\"");
+        assert_eq!(literal("it's"), "'it''s'");
+    }
+
+    #[test]
+    fn the_canonical_table_needs_no_side_table() {
+        let mut spec = TableSpec::canonical(None, "outbox");
+        assert!(spec.is_self_contained());
+        spec.claim_token = None;
+        assert!(!spec.is_self_contained());
+        assert!(spec.columns().contains(&"aggregate_id"));
+    }
+}

@@ -1,0 +1,430 @@
+//! A PostgreSQL database of its own for each test.
+//!
+//! The server is the one that `scripts/services start` has started (`AIRTIGHT_TEST_POSTGRES`), or any other
+//! that `DATABASE_URL` names. Without one a test skips itself, loudly, and fails where `CI` is set:
+//!
+//! ```no_run
+//! # use airtight_testkit::postgres::TestDb;
+//! # async fn test() {
+//! let Some(db) = TestDb::create("claim_takes_due_rows").await else { return };
+//! let pool = db.pool(4).await;
+//! # }
+//! ```
+//!
+//! Each test leaves a line in the file that `AIRTIGHT_TEST_LEDGER` names, so that `scripts/test` can say how
+//! many tests have met a real server, and which have not.
+
+use std::env;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection};
+
+const SERVER: &str = "AIRTIGHT_TEST_POSTGRES";
+const POOLER: &str = "AIRTIGHT_TEST_PGBOUNCER";
+const LEDGER: &str = "AIRTIGHT_TEST_LEDGER";
+const KEEP: &str = "AIRTIGHT_KEEP_DATABASES";
+
+/// Every database made here is named `at_<test>_<unix time>_<random>`.
+const PREFIX: &str = "at_";
+/// What a killed test process left behind is removed after this time, if nobody is connected to it.
+const STALE: Duration = Duration::from_secs(3600);
+/// A test must not hang on a server that it has killed itself.
+const DROP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// An empty database that nobody else uses, dropped when this value is.
+///
+/// Dropping ends all connections to it, rolls back its prepared transactions and removes its replication slots,
+/// whether the test has passed or not. Set `AIRTIGHT_KEEP_DATABASES=1` to look at one afterwards.
+#[derive(Debug)]
+pub struct TestDb {
+    test: String,
+    name: String,
+    server_url: String,
+    server: PgConnectOptions,
+    gone: bool,
+}
+
+impl TestDb {
+    /// Creates a database for the named test, or returns `None` where there is no server to create it on.
+    ///
+    /// # Panics
+    ///
+    /// If `CI` is set and there is no server, or if there is one that does not do what it is asked.
+    pub async fn create(test_name: &str) -> Option<TestDb> {
+        let test = qualified(test_name);
+        let Some(server_url) = variable(SERVER).or_else(|| variable("DATABASE_URL")) else {
+            skip(&test, "no PostgreSQL", SERVER);
+            return None;
+        };
+        let server = PgConnectOptions::from_str(&server_url)
+            .unwrap_or_else(|error| panic!("the URL of the test server is not valid: {error}"));
+        let mut connection = PgConnection::connect_with(&server)
+            .await
+            .unwrap_or_else(|error| panic!("cannot connect to the test server ({SERVER}): {error}"));
+
+        // Once per process is enough.
+        static SWEPT: AtomicBool = AtomicBool::new(false);
+        if !SWEPT.swap(true, Ordering::Relaxed) {
+            drop_stale(&mut connection, &server).await;
+        }
+
+        let name = unique_name(test_name, unix_time());
+        // template0: nobody can be connected to it, so creation never fails for that reason.
+        sqlx::query(AssertSqlSafe(format!(r#"CREATE DATABASE "{name}" TEMPLATE template0"#)))
+            .execute(&mut connection)
+            .await
+            .unwrap_or_else(|error| panic!("cannot create the database {name}: {error}"));
+        connection.close().await.ok();
+        note(&format!("postgres {test}"));
+        Some(TestDb { test, name, server_url, server, gone: false })
+    }
+
+    /// The database's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The database's URL, straight to the server.
+    pub fn url(&self) -> String {
+        with_database(&self.server_url, &self.name)
+    }
+
+    /// The database's URL through pgbouncer in transaction mode; `None`, and the test counts as skipped, where
+    /// there is none.
+    ///
+    /// # Panics
+    ///
+    /// If `CI` is set and there is no pgbouncer.
+    pub fn pooled_url(&self) -> Option<String> {
+        let Some(pooler) = variable(POOLER) else {
+            skip(&self.test, "no pgbouncer", POOLER);
+            return None;
+        };
+        Some(with_database(&pooler, &self.name))
+    }
+
+    /// How to connect to the database, straight to the server.
+    pub fn connect_options(&self) -> PgConnectOptions {
+        self.server.clone().database(&self.name)
+    }
+
+    /// A pool of at most `max` connections, straight to the server. Each call makes a new one.
+    ///
+    /// # Panics
+    ///
+    /// If no connection can be made.
+    pub async fn pool(&self, max: u32) -> PgPool {
+        PgPoolOptions::new()
+            .max_connections(max)
+            .acquire_timeout(Duration::from_secs(10))
+            .connect_with(self.connect_options())
+            .await
+            .unwrap_or_else(|error| panic!("cannot connect to {}: {error}", self.name))
+    }
+
+    /// Drops the database now, and waits for it.
+    ///
+    /// # Panics
+    ///
+    /// If the database cannot be dropped: a test that gets here has a server that works.
+    pub async fn drop_now(mut self) {
+        self.gone = true;
+        if let Err(error) = drop_by_force(&self.server, &self.name).await {
+            panic!("cannot drop the database {}: {error}", self.name);
+        }
+    }
+}
+
+impl Drop for TestDb {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        if variable(KEEP).is_some() {
+            eprintln!("{}: kept {}", self.test, self.url());
+            return;
+        }
+        let (server, name) = (self.server.clone(), self.name.clone());
+        // A thread with a runtime of its own: the test's may be busy, shutting down, or single-threaded.
+        let dropper = std::thread::spawn(move || -> Result<(), String> {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| error.to_string())?;
+            runtime.block_on(async {
+                tokio::time::timeout(DROP_TIMEOUT, drop_by_force(&server, &name))
+                    .await
+                    .map_err(|_| "timed out".to_owned())?
+                    .map_err(|error| error.to_string())
+            })
+        });
+        // Not a reason to fail: the next run removes what is left.
+        match dropper.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => eprintln!("{}: left the database {} behind: {error}", self.test, self.name),
+            Err(_) => eprintln!("{}: left the database {} behind", self.test, self.name),
+        }
+    }
+}
+
+/// `WITH (FORCE)` ends ordinary connections, but refuses where a slot is being streamed from or a prepared
+/// transaction waits, so those go first.
+async fn drop_by_force(server: &PgConnectOptions, name: &str) -> Result<(), sqlx::Error> {
+    let mut connection = PgConnection::connect_with(server).await?;
+    let exists: bool = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
+        .bind(name)
+        .fetch_one(&mut connection)
+        .await?;
+    if !exists {
+        return Ok(());
+    }
+    roll_back_prepared(&mut connection, server, name).await?;
+    let drop = format!(r#"DROP DATABASE IF EXISTS "{name}" WITH (FORCE)"#);
+    // A streaming connection takes a moment to end, and may be opened again by code under test meanwhile.
+    let mut attempts = 20;
+    loop {
+        sqlx::query(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+             WHERE database = $1 AND active_pid IS NOT NULL",
+        )
+        .bind(name)
+        .execute(&mut connection)
+        .await?;
+        attempts -= 1;
+        match sqlx::query(AssertSqlSafe(drop.clone())).execute(&mut connection).await {
+            Err(error) if attempts > 0 && is_object_in_use(&error) => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            outcome => return outcome.map(|_| ()),
+        }
+    }
+}
+
+fn is_object_in_use(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55006")
+}
+
+/// A prepared transaction can only be ended from within its own database.
+async fn roll_back_prepared(
+    connection: &mut PgConnection,
+    server: &PgConnectOptions,
+    name: &str,
+) -> Result<(), sqlx::Error> {
+    let statements: Vec<String> = sqlx::query_scalar(
+        "SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE database = $1",
+    )
+    .bind(name)
+    .fetch_all(&mut *connection)
+    .await?;
+    if statements.is_empty() {
+        return Ok(());
+    }
+    let mut inside = PgConnection::connect_with(&server.clone().database(name)).await?;
+    for statement in statements {
+        sqlx::query(AssertSqlSafe(statement)).execute(&mut inside).await?;
+    }
+    inside.close().await
+}
+
+/// Best effort. Other test processes may be at work on the same server: only databases past their time are
+/// touched, and without FORCE, so that the server itself refuses where somebody is connected.
+async fn drop_stale(connection: &mut PgConnection, server: &PgConnectOptions) {
+    let names: Vec<String> = sqlx::query_scalar(
+        "SELECT datname::text FROM pg_database d WHERE starts_with(datname::text, $1) \
+         AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.datid = d.oid)",
+    )
+    .bind(PREFIX)
+    .fetch_all(&mut *connection)
+    .await
+    .unwrap_or_default();
+    let now = unix_time();
+    for name in names.iter().filter(|name| is_stale(name, now)) {
+        if roll_back_prepared(connection, server, name).await.is_ok() {
+            let drop = format!(r#"DROP DATABASE IF EXISTS "{name}""#);
+            sqlx::query(AssertSqlSafe(drop)).execute(&mut *connection).await.ok();
+        }
+    }
+}
+
+/// Only names exactly as [`unique_name`] makes them qualify, which also makes them safe to quote.
+fn is_stale(name: &str, now: u64) -> bool {
+    let well_formed = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+    let mut parts = name.rsplit('_');
+    let random = parts.next().is_some_and(|part| part.len() == 8);
+    let created = parts.next().and_then(|part| part.parse::<u64>().ok());
+    well_formed
+        && name.starts_with(PREFIX)
+        && random
+        && created.is_some_and(|created| created + STALE.as_secs() < now)
+}
+
+/// At most 59 bytes, of the 63 that PostgreSQL keeps of a name.
+fn unique_name(test_name: &str, now: u64) -> String {
+    let test: String = test_name
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' })
+        .take(36)
+        .collect();
+    format!("{PREFIX}{test}_{now}_{:08x}", fastrand::u32(..))
+}
+
+fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Replaces the database in a URL, or adds one.
+fn with_database(url: &str, name: &str) -> String {
+    let (base, query) = match url.split_once('?') {
+        Some((base, query)) => (base, format!("?{query}")),
+        None => (url, String::new()),
+    };
+    let authority = base.find("://").map_or(0, |at| at + 3);
+    let end = base[authority..].find('/').map_or(base.len(), |at| authority + at);
+    format!("{}/{name}{query}", &base[..end])
+}
+
+/// The test's name behind that of its binary, because two crates may well use the same one.
+fn qualified(test_name: &str) -> String {
+    let binary = env::current_exe().ok();
+    let stem = binary.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str());
+    // cargo appends a hash: airtight_postgres-0123456789abcdef
+    match stem.and_then(|stem| stem.rsplit_once('-')) {
+        Some((binary, _)) => format!("{binary}::{test_name}"),
+        None => test_name.to_owned(),
+    }
+}
+
+fn skip(test: &str, what: &str, unset: &str) {
+    let reason = format!("{what} ({unset} is not set; see scripts/services)");
+    assert!(!in_ci(), "{test}: {reason}, and in CI no test is skipped");
+    eprintln!("\n######## SKIPPED {test}: {reason} ########\n");
+    note(&format!("skipped {test}: {reason}"));
+}
+
+fn in_ci() -> bool {
+    variable("CI").is_some_and(|value| value != "false" && value != "0")
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn note(line: &str) {
+    let Some(path) = variable(LEDGER) else { return };
+    let written = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        // In one write, since other test processes append to the file at the same time.
+        .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    if let Err(error) = written {
+        eprintln!("cannot write to the test ledger {path}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_database_of_a_url_is_replaced() {
+        let cases = [
+            ("postgres://u@h:1/postgres", "postgres://u@h:1/x"),
+            ("postgres://u@h:1", "postgres://u@h:1/x"),
+            ("postgres://u:p@h:1/a?sslmode=disable", "postgres://u:p@h:1/x?sslmode=disable"),
+            ("postgres://h?options=a/b", "postgres://h/x?options=a/b"),
+        ];
+        for (url, expected) in cases {
+            assert_eq!(with_database(url, "x"), expected);
+        }
+    }
+
+    #[test]
+    fn names_are_short_and_tell_their_age() {
+        let name = unique_name("Queue::claim — takes over an expired lease, in order", 1_700_000_000);
+        assert!(name.len() <= 63, "{name}");
+        assert!(name.starts_with("at_queue__claim"), "{name}");
+        assert!(!is_stale(&name, 1_700_000_000 + 3600));
+        assert!(is_stale(&name, 1_700_000_000 + 3601));
+        assert!(!is_stale("at_somebody_elses_1_deadbeef\"", u64::MAX));
+        assert!(!is_stale("at_work", u64::MAX));
+    }
+
+    async fn exists(server: &PgConnectOptions, name: &str) -> bool {
+        let mut connection = PgConnection::connect_with(server).await.unwrap();
+        sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)")
+            .bind(name)
+            .fetch_one(&mut connection)
+            .await
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_dropped_database_is_gone_whatever_was_left_in_it() {
+        let Some(db) = TestDb::create("a_dropped_database_is_gone_whatever_was_left_in_it").await else {
+            return;
+        };
+        let pool = db.pool(3).await;
+        sqlx::raw_sql(
+            "CREATE TABLE t (x int); BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'it''s left'",
+        )
+        .execute(&pool)
+        .await
+        .unwrap();
+        sqlx::query("SELECT pg_create_logical_replication_slot(current_database() || '_slot', 'pgoutput')")
+            .execute(&pool)
+            .await
+            .unwrap();
+        let _open = pool.begin().await.unwrap();
+        let (server, name) = (db.server.clone(), db.name().to_owned());
+        assert!(exists(&server, &name).await);
+        drop(db);
+        assert!(!exists(&server, &name).await);
+    }
+
+    #[tokio::test]
+    async fn two_databases_of_one_test_differ() {
+        let Some(one) = TestDb::create("two_databases_of_one_test_differ").await else { return };
+        let Some(two) = TestDb::create("two_databases_of_one_test_differ").await else { return };
+        assert_ne!(one.url(), two.url());
+        let (server, name) = (one.server.clone(), one.name().to_owned());
+        one.drop_now().await;
+        assert!(!exists(&server, &name).await);
+        assert!(exists(&server, two.name()).await);
+    }
+
+    #[tokio::test]
+    async fn only_unused_databases_of_long_ago_are_swept() {
+        let Some(db) = TestDb::create("only_unused_databases_of_long_ago_are_swept").await else { return };
+        let mut connection = PgConnection::connect_with(&db.server).await.unwrap();
+        let old = unique_name("swept", unix_time() - 4000);
+        let used = unique_name("used", unix_time() - 4000);
+        for name in [&old, &used] {
+            let create = format!(r#"CREATE DATABASE "{name}" TEMPLATE template0"#);
+            sqlx::query(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
+        }
+        let user = PgConnection::connect_with(&db.server.clone().database(&used)).await.unwrap();
+        drop_stale(&mut connection, &db.server).await;
+        assert!(!exists(&db.server, &old).await);
+        assert!(exists(&db.server, &used).await);
+        assert!(exists(&db.server, db.name()).await);
+        user.close().await.unwrap();
+        drop_by_force(&db.server, &used).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_pooler_reaches_the_same_database() {
+        let Some(db) = TestDb::create("the_pooler_reaches_the_same_database").await else { return };
+        let Some(url) = db.pooled_url() else { return };
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        // The simple protocol: prepared statements are what a transaction pooler does not carry over.
+        let row = sqlx::raw_sql("SELECT current_database()::text").fetch_one(&mut connection).await.unwrap();
+        assert_eq!(sqlx::Row::get::<String, _>(&row, 0), db.name());
+    }
+}

@@ -1,0 +1,154 @@
+# shellcheck shell=bash disable=SC2154  # $state, $user come from scripts/services
+# PostgreSQL, with what the tests need: logical decoding, prepared transactions, many connections.
+
+# The caller's PGHOST, PGOPTIONS and the like are meant for other servers.
+unset "${!PG@}"
+
+data=$state/data
+
+external() { [[ -n ${DATABASE_URL:-} ]]; }
+running() { ours "$(recorded pid)" "$data"; }
+
+bindir() {
+    local dir
+    for dir in "${AIRTIGHT_PG_BINDIR:-}" \
+        $(printf '%s\n' /usr/lib/postgresql/*/bin | sort -rV) \
+        "$(dirname "$(command -v postgres || echo /nowhere/postgres)")" \
+        "$(pg_config --bindir 2>/dev/null || true)"; do
+        # Client-only packages leave such a directory too.
+        [[ -x $dir/postgres && -x $dir/initdb ]] && printf '%s\n' "$dir" && return
+    done
+    return 1
+}
+
+install() {
+    bindir >/dev/null && return
+    may_install postgresql
+    apt_install postgresql-common
+    without_main_cluster
+    apt_install postgresql
+    bindir >/dev/null || die "the package postgresql is installed, but no server binaries were found"
+}
+
+# Debian's package would make a cluster of its own and start it.
+without_main_cluster() {
+    local conf=/etc/postgresql-common/createcluster.conf
+    admin cp -p "$conf" "$conf.airtight"
+    at_exit "admin mv $conf.airtight $conf"
+    admin sed -i '/create_main_cluster/d' "$conf"
+    echo 'create_main_cluster = false' | admin tee -a "$conf" >/dev/null
+}
+
+initialise() {
+    local bin=$1 version
+    version=$("$bin/postgres" --version | grep -oE '[0-9]+' | head -n 1)
+    [[ ! -e $data/PG_VERSION || $(<"$data/PG_VERSION") != "$version" ]] || return 0
+    # Unfinished, or of another major version. Test data is not worth an upgrade.
+    rm -rf "$data"
+    as_user "$bin/initdb" --pgdata "$data" --username airtight --auth trust \
+        --encoding UTF8 --no-locale >"$state/initdb.log" 2>&1 ||
+        die "initdb failed: $(tail -n 3 "$state/initdb.log")"
+    echo "include 'airtight.conf'" >>"$data/postgresql.conf"
+}
+
+# fsync stays on: the crash tests are about what survives.
+configure() {
+    cat >"$data/airtight.conf" <<CONF
+listen_addresses = '127.0.0.1'
+port = $1
+unix_socket_directories = ''
+wal_level = logical
+max_wal_senders = 64
+max_replication_slots = 64
+max_prepared_transactions = 64
+max_connections = 300
+shared_buffers = 256MB
+log_line_prefix = '%m [%p] %d '
+CONF
+    chmod 644 "$data/airtight.conf"
+}
+
+# A pid that now belongs to a stranger keeps PostgreSQL from starting. In all other cases the file
+# must stay: it is how a new server notices that children of a killed one still use the data.
+forget_stranger() {
+    local pid
+    pid=$(head -n 1 "$data/postmaster.pid" 2>/dev/null) || return 0
+    if kill -0 "$pid" 2>/dev/null && ! ours "$pid" "$data"; then rm -f "$data/postmaster.pid"; fi
+}
+
+start() {
+    local bin port attempt
+    if external; then
+        say "DATABASE_URL is set: using that server, starting none"
+        return
+    fi
+    if running; then
+        say "already running on 127.0.0.1:$(recorded port)"
+        return
+    fi
+    install
+    bin=$(bindir)
+    prepare_state
+    data=$state/data
+    initialise "$bin"
+    forget_stranger
+    # Again, because the port can be taken in between, and because the children of a killed server
+    # need a moment to notice.
+    for attempt in {1..10}; do
+        port=$(pick_port)
+        configure "$port"
+        if as_user "$bin/pg_ctl" start --silent --wait --timeout 60 --pgdata "$data" --log "$state/log" \
+            >"$state/pg_ctl.log" 2>&1; then
+            head -n 1 "$data/postmaster.pid" >"$state/pid"
+            printf '%s\n' "$port" >"$state/port"
+            say "started on 127.0.0.1:$port"
+            return
+        fi
+        [[ $attempt -eq 10 ]] || sleep 1
+    done
+    tail -n 20 "$state/log" >&2
+    die "does not start; see $state/log"
+}
+
+stop() {
+    if running; then
+        end_process "$(recorded pid)" "$data" INT QUIT # fast, then immediate
+        say "stopped"
+    elif external; then
+        say "DATABASE_URL is set: not ours to stop"
+    else
+        say "not running"
+    fi
+}
+
+url() {
+    if external; then
+        printf '%s\n' "$DATABASE_URL"
+    else
+        printf 'postgres://airtight@127.0.0.1:%s/postgres\n' "$(recorded port)"
+    fi
+}
+
+server_version() {
+    local psql
+    psql=$(command -v psql) || psql=$(bindir)/psql
+    # Debian appends its package version: 15.18 (Debian 15.18-0+deb12u1)
+    PGCONNECT_TIMEOUT=5 "$psql" -XAtq -c 'SHOW server_version' "$(url)" 2>/dev/null | cut -d' ' -f1
+}
+
+status() {
+    if external; then
+        printf 'postgres   external  %s  DATABASE_URL\n' "$(server_version || echo '(version unknown)')"
+    elif running; then
+        printf 'postgres   running   %s  127.0.0.1:%s  pid %s  %s\n' \
+            "$(server_version || echo '(does not answer)')" "$(recorded port)" "$(recorded pid)" "$state"
+    else
+        echo 'postgres   stopped'
+        return 1
+    fi
+}
+
+env() {
+    external || running || die "not running"
+    printf 'export AIRTIGHT_TEST_POSTGRES=%q\n' "$(url)"
+}
