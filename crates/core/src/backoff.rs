@@ -17,12 +17,7 @@ pub struct Backoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self {
-            base: Duration::from_secs(1),
-            multiplier: 2.0,
-            cap: Duration::from_secs(300),
-            jitter: 0.2,
-        }
+        Self { base: Duration::from_secs(1), multiplier: 2.0, cap: Duration::from_secs(300), jitter: 0.2 }
     }
 }
 

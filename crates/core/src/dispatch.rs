@@ -227,10 +227,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_timeout_is_a_retry_or_unknown_as_told() {
-        let slow = || {
-            Dispatcher::new()
-                .on("Tested", |_: Tested, _| std::future::pending::<()>())
-        };
+        let slow = || Dispatcher::new().on("Tested", |_: Tested, _| std::future::pending::<()>());
         let retried = slow().timeout(Duration::from_secs(1), OnTimeout::Retry);
         assert!(matches!(outcome(retried, sample_event(1, "k")).await, Outcome::Failed(_)));
         let unknown = slow().timeout(Duration::from_secs(1), OnTimeout::Unknown);

@@ -370,7 +370,8 @@ mod tests {
     #[test]
     fn the_trace_id_comes_from_either_header() {
         let mut headers = Headers::new();
-        headers.insert("traceparent".into(), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
+        headers
+            .insert("traceparent".into(), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
         let mut event = crate::sinks::memory::sample_event(1, "k");
         event.headers = headers;
         assert_eq!(event.trace_id(), Some("4bf92f3577b34da6a3ce929d0e0e4736"));

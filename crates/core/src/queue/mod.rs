@@ -147,13 +147,8 @@ impl<S: QueueStore> Queue<S> {
             suspects: false,
             alone: false,
         };
-        let shared = Shared {
-            store,
-            options,
-            state: Mutex::new(state),
-            stop: stop.clone(),
-            changed: Notify::new(),
-        };
+        let shared =
+            Shared { store, options, state: Mutex::new(state), stop: stop.clone(), changed: Notify::new() };
         Self { shared: Arc::new(shared), _stop: stop.drop_guard(), tasks: Mutex::new(None) }
     }
 
@@ -349,9 +344,10 @@ impl<S: QueueStore> Shared<S> {
         let (member, generation, rows) = {
             let state = self.state();
             let young = self.options.lease / 3;
-            let due = state.in_flight.values().filter(|row| {
-                row.generation == state.generation && row.claimed_at.elapsed() >= young
-            });
+            let due = state
+                .in_flight
+                .values()
+                .filter(|row| row.generation == state.generation && row.claimed_at.elapsed() >= young);
             (state.member.clone(), state.generation, due.map(|row| row.claim.clone()).collect::<Vec<_>>())
         };
         let since = Instant::now();
@@ -379,10 +375,7 @@ impl<S: QueueStore> Shared<S> {
             }
         }
         let owned: Vec<u16> = self.state().owned.iter().copied().collect();
-        if member.order == Order::Key
-            && !owned.is_empty()
-            && self.store.unhold(&member, &owned).await? > 0
-        {
+        if member.order == Order::Key && !owned.is_empty() && self.store.unhold(&member, &owned).await? > 0 {
             self.changed.notify_one();
         }
         Ok(())

@@ -9,7 +9,9 @@ use crate::{Backoff, Error};
 #[derive(Debug)]
 enum State {
     Closed,
-    Open { until: Instant },
+    Open {
+        until: Instant,
+    },
     /// One event at a time is tried, until the first that is not refused as *unavailable*.
     Probing,
 }

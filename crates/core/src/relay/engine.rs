@@ -19,20 +19,16 @@ use super::{
     stats::add,
 };
 use crate::{
-    Backoff, Batch, Capabilities, Class, Delivery, Error, Limits, Outcome, Position, Result, Settlement, Sink,
-    Source, Verdict, event::Event, source::Settled,
+    Backoff, Batch, Capabilities, Class, Delivery, Error, Limits, Outcome, Position, Result, Settlement,
+    Sink, Source, Verdict, event::Event, source::Settled,
 };
 
 /// The most verdicts in one settle: bounds the statement, not the throughput.
 const SETTLE_BATCH: usize = 4_000;
 
 /// Waits between tries of a source that fails.
-const SOURCE_BACKOFF: Backoff = Backoff {
-    base: Duration::from_millis(200),
-    multiplier: 2.0,
-    cap: Duration::from_secs(10),
-    jitter: 0.2,
-};
+const SOURCE_BACKOFF: Backoff =
+    Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
 
 pub(super) struct Engine {
     source: Arc<dyn Source>,
@@ -325,7 +321,8 @@ impl Engine {
         {
             let one = probing || self.policy.order == super::Order::Total;
             let max_events = if one { 1 } else { self.caps.max_batch_events.max(1) };
-            let taken = self.lanes.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
+            let taken =
+                self.lanes.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
             let batch = self.drop_lost(taken);
             if batch.is_empty() {
                 continue;
@@ -407,7 +404,12 @@ impl Engine {
     fn log_verdict(&self, event: &Event, attempt: u32, verdict: &Verdict) {
         match verdict {
             Verdict::Retry { after, error } => {
-                log_failure(&self.name, event, error, &format!("attempt {attempt} failed; next in {after:.1?}"));
+                log_failure(
+                    &self.name,
+                    event,
+                    error,
+                    &format!("attempt {attempt} failed; next in {after:.1?}"),
+                );
             }
             Verdict::Dead { error } => log_failure(&self.name, event, error, "dead"),
             Verdict::Unknown { error } => log_failure(&self.name, event, error, "outcome unknown"),
@@ -470,7 +472,10 @@ impl Engine {
                 let wait = SOURCE_BACKOFF.after(self.settle_failures);
                 tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot settle {} events; trying again in {wait:.1?}", settlements.len());
                 if self.stopping && self.settle_failures > 5 {
-                    tracing::warn!(pipeline = self.name, "stopping without settling: these events will be delivered again");
+                    tracing::warn!(
+                        pipeline = self.name,
+                        "stopping without settling: these events will be delivered again"
+                    );
                     return;
                 }
                 self.settle = Some(settle(self.source.clone(), settlements, holds, wait));
@@ -480,7 +485,8 @@ impl Engine {
         self.settle_failures = 0;
         if settled.fenced > 0 {
             tracing::warn!(
-                pipeline = self.name, events = settled.fenced,
+                pipeline = self.name,
+                events = settled.fenced,
                 "settles refused: the lease was lost, and somebody else owns these events now"
             );
             add(&self.stats.fenced, settled.fenced);
@@ -566,7 +572,11 @@ impl Engine {
         let abandoned = std::mem::take(&mut self.delivering);
         let positions: Vec<Position> = abandoned.into_values().flatten().collect();
         if !positions.is_empty() {
-            tracing::warn!(pipeline = self.name, events = positions.len(), "deliveries still under way at shutdown are given back");
+            tracing::warn!(
+                pipeline = self.name,
+                events = positions.len(),
+                "deliveries still under way at shutdown are given back"
+            );
         }
         for position in positions {
             self.push_verdict(position, None, Verdict::Released);
