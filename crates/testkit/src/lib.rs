@@ -1,1 +1,4 @@
-//! airtight testkit
+//! What airtight's tests share.
+
+#[cfg(feature = "postgres")]
+pub mod postgres;
