@@ -171,9 +171,8 @@ impl Shared {
         let reply = script.once.pop_front().unwrap_or_else(|| (script.rule)(&request));
         request.answered = reply.answers();
         script.requests.push(request);
-        let count = script.requests.len();
         drop(script);
-        self.arrived.send_replace(count);
+        self.arrived.send_modify(|count| *count += 1);
         reply
     }
 }
@@ -334,7 +333,7 @@ async fn answer(stream: &mut TcpStream, reply: &Reply) -> io::Result<()> {
         }
         Ending::Stalled => {
             stream.write_all(&[head.as_bytes(), &reply.body].concat()).await?;
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         Ending::Whole | Ending::Close => stream.write_all(&[head.as_bytes(), &reply.body].concat()).await?,
     }
