@@ -51,12 +51,14 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(config: &Resolved) -> Result<Self> {
+        // Below the whole, or a host that is gone would look like one that is slow, and cost attempts.
+        let connect_timeout = config.connect_timeout.min(config.timeout / 10 * 9);
         let builder = reqwest::Client::builder()
             .tls_backend_preconfigured(tls(&config.url, config.proxy.is_some())?)
             .redirect(redirect::Policy::none())
             .referer(false)
             .timeout(config.timeout)
-            .connect_timeout(config.connect_timeout)
+            .connect_timeout(connect_timeout)
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(config.concurrency)
             .user_agent(config.user_agent.clone());
@@ -69,13 +71,7 @@ impl Client {
         let mut template =
             http.post(config.url.clone()).build().map_err(|error| cannot_build(error.without_url()))?;
         template.headers_mut().extend(config.headers.clone());
-        Ok(Self {
-            http,
-            template,
-            origin: origin(&config.url),
-            timeout: config.timeout,
-            connect_timeout: config.connect_timeout,
-        })
+        Ok(Self { http, template, origin: origin(&config.url), timeout: config.timeout, connect_timeout })
     }
 
     /// Scheme, host and port of the endpoint.
@@ -146,7 +142,7 @@ impl Client {
             // packets: as gone as one that refuses.
             let message = match error.is_timeout() {
                 true => {
-                    format!("cannot connect to {origin} within {:?}", self.connect_timeout.min(self.timeout))
+                    format!("cannot connect to {origin} within {:?}", self.connect_timeout)
                 }
                 false => format!("cannot connect to {origin}: {cause}"),
             };
