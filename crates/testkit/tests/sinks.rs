@@ -258,7 +258,11 @@ impl SinkUnderTest for Broken {
     }
 
     fn hooks(&self) -> Hooks {
-        Hooks { can_restart: true, can_refuse: true, can_be_unavailable: false }
+        Hooks { can_restart: true, can_refuse: true, can_be_unavailable: true }
+    }
+
+    async fn turn_away(&self, everyone: bool) {
+        *self.down.lock().unwrap() = everyone;
     }
 
     async fn stop(&self) {
@@ -286,6 +290,7 @@ async fn the_suite_finds_every_broken_rule() {
         (Break::Reverses, "keys_keep_their_order", "arrived after"),
         (Break::LeavesHoles, "a_failure_ends_the_prefix_of_its_key", "are reported delivered"),
         (Break::Blames, "a_destination_that_is_down_comes_back_by_itself", "permanent"),
+        (Break::Blames, "a_destination_that_turns_everyone_away_is_unavailable", "not unavailable"),
         (Break::Lies, "a_destination_that_is_down_comes_back_by_itself", "Delivered"),
         (Break::Rewrites, "every_kind_of_event_arrives_unchanged", "arrived as"),
     ];

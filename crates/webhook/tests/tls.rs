@@ -32,16 +32,26 @@ async fn https_trusts_the_systems_roots_and_nobody_else() {
     std::fs::write(&untrusted, strange.cert.pem()).unwrap();
 
     let key = PrivateKeyDer::try_from(ours.signing_key.serialize_der()).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(vec![ours.cert.der().clone()], key)
         .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config.clone()));
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let http2_acceptor = TlsAcceptor::from(Arc::new(config));
+
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let serving = tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config))));
+    let serving = tokio::spawn(serve_http2(listener, http2_acceptor));
+    let said = outcome(&format!("https://localhost:{port}/"), &trusted).await;
+    assert!(said.contains("said: [Delivered]"), "{said}");
+    serving.abort();
 
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = tokio::spawn(serve(listener, acceptor));
     let said = outcome(&format!("https://localhost:{port}/"), &trusted).await;
     assert!(said.contains("said: [Delivered]"), "{said}");
     let said = outcome(&format!("https://localhost:{port}/"), &untrusted).await;
@@ -100,6 +110,16 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
     while let Ok((stream, _)) = listener.accept().await {
         // A client that does not trust us breaks off here.
         let _ = answer(stream, &acceptor).await;
+    }
+}
+
+/// The same in HTTP/2, and in nothing else.
+async fn serve_http2(listener: TcpListener, acceptor: TlsAcceptor) {
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut connection = h2::server::handshake(acceptor.accept(stream).await.unwrap()).await.unwrap();
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        assert_eq!(request.headers()["airtight-seq"], "1");
+        respond.send_response(http::Response::new(()), true).unwrap();
     }
 }
 
