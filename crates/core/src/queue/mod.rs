@@ -12,7 +12,7 @@ mod balance;
 mod store;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -355,7 +355,8 @@ impl<S: QueueStore> Shared<S> {
         if !pulse.alive {
             return Box::pin(self.rejoin(generation)).await;
         }
-        self.state().renewed(&pulse, generation, since, self.options.lease);
+        let rows: HashSet<RowClaim> = rows.into_iter().collect();
+        self.state().renewed(&pulse, &rows, generation, since, self.options.lease);
         if member.partitions == 0 {
             return Ok(());
         }
@@ -480,7 +481,16 @@ impl State {
         }
     }
 
-    fn renewed(&mut self, pulse: &Pulse, generation: u64, since: Instant, lease: Duration) {
+    /// Takes in what a heartbeat for `rows` brought. Rows too young to have been in it keep the end that their
+    /// claim gave them, in the database and here.
+    fn renewed(
+        &mut self,
+        pulse: &Pulse,
+        rows: &HashSet<RowClaim>,
+        generation: u64,
+        since: Instant,
+        lease: Duration,
+    ) {
         if generation != self.generation {
             return;
         }
@@ -491,7 +501,12 @@ impl State {
             .filter(|(_, owner)| **owner == self.member.id)
             .map(|(partition, _)| *partition)
             .collect();
-        for row in self.in_flight.values().filter(|row| row.generation == generation) {
+        if self.member.order != Order::None {
+            // A single row is lost only to an operator, or to a settle that overtook this heartbeat. The
+            // ownership that it shares with everything else is the relay's, and goes on.
+            return;
+        }
+        for row in self.in_flight.values().filter(|row| rows.contains(&row.claim)) {
             if pulse.lost.contains(&row.claim.key) {
                 row.ownership.lose();
             } else {
