@@ -203,7 +203,7 @@ impl MemoryStore {
 
     /// What relays did that the contract of a store forbids. A test ends by asserting that there is nothing.
     pub fn violations(&self) -> Vec<String> {
-        self.tables().violations.clone()
+        self.tables().violations.iter().cloned().collect()
     }
 
     /// The operator's `UPDATE … SET status = 'pending'`, and nothing else.

@@ -57,7 +57,7 @@ pub(super) struct Tables {
     members: BTreeMap<Uuid, Presence>,
     owners: HashMap<String, BTreeMap<u16, Uuid>>,
     /// What a caller did that the contract forbids.
-    pub(super) violations: Vec<String>,
+    pub(super) violations: BTreeSet<String>,
 }
 
 impl Row {
@@ -409,7 +409,7 @@ impl Tables {
         for n in request.partitions {
             if owners.and_then(|owners| owners.get(n)) != Some(&member.id) {
                 self.violations
-                    .push(format!("{} claims from partition {n}, which is not its own", member.id));
+                    .insert(format!("{} claims from partition {n}, which is not its own", member.id));
             }
         }
     }

@@ -152,6 +152,7 @@ macro_rules! source_checks {
             an_events_own_limit_comes_with_it
             a_retry_waits_and_holds_its_key_only
             what_was_held_is_freed_in_order
+            what_is_held_is_not_overtaken_while_its_head_is_tried
             a_release_behind_a_retry_waits_for_it
             dead_stays_dead_and_its_key_goes_on
             a_blocked_key_waits_for_the_operators_retry

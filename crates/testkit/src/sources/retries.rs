@@ -76,6 +76,25 @@ pub async fn what_was_held_is_freed_in_order(sut: &dyn SourceUnderTest) {
     assert_eq!(ids(&got), expected, "everything of the key, in order");
 }
 
+/// What is held stays held while its head is being tried again, and nothing newer of the key overtakes it then.
+pub async fn what_is_held_is_not_overtaken_while_its_head_is_tried(sut: &dyn SourceUnderTest) {
+    let mut published = sut.publish(&events("a", 2)).await;
+    let relay = Hand::open(sut, short(sut, Order::Key)).await;
+    for _ in 0..2 {
+        let head = relay.collect(1).await;
+        relay.settle(&head, &retry(Duration::from_millis(100))).await;
+        assert!(relay.next(10).await.is_empty(), "the whole key waits");
+    }
+    let head = relay.some(10).await.deliveries;
+    assert_eq!(ids(&head), [&published[0].id], "the head alone");
+    published.extend(sut.publish(&events("a", 2)).await);
+    let early = relay.next(10).await.deliveries;
+    assert!(early.is_empty(), "{:?} would overtake what is held", ids(&early));
+    relay.settle(&head, &Verdict::Delivered).await;
+    let expected: Vec<&str> = published[1..].iter().map(|p| p.id.as_str()).collect();
+    assert_eq!(ids(&relay.deliver(3).await), expected);
+}
+
 /// An event that is given back together with the failure of the one before it waits for that one, too.
 pub async fn a_release_behind_a_retry_waits_for_it(sut: &dyn SourceUnderTest) {
     let published = sut.publish(&events("a", 3)).await;
