@@ -101,6 +101,9 @@ struct Shared<S> {
     stop: CancellationToken,
     /// Something changed that `next` may have been waiting for: a partition, or room for a suspect.
     changed: Notify,
+    /// One at a time renews or joins: an answer that belongs to a former membership, or that another one has
+    /// overtaken, would make us claim from partitions that are not ours.
+    membership: tokio::sync::Mutex<()>,
 }
 
 struct State {
@@ -147,8 +150,14 @@ impl<S: QueueStore> Queue<S> {
             suspects: false,
             alone: false,
         };
-        let shared =
-            Shared { store, options, state: Mutex::new(state), stop: stop.clone(), changed: Notify::new() };
+        let shared = Shared {
+            store,
+            options,
+            state: Mutex::new(state),
+            stop: stop.clone(),
+            changed: Notify::new(),
+            membership: tokio::sync::Mutex::default(),
+        };
         Self { shared: Arc::new(shared), _stop: stop.drop_guard(), tasks: Mutex::new(None) }
     }
 
@@ -285,6 +294,7 @@ impl<S: QueueStore> Shared<S> {
         };
         let claimed = match self.store.claim(&request).await {
             Err(error) if error.code() == EVICTED => {
+                let _alone = self.membership.lock().await;
                 self.rejoin(asked.generation).await?;
                 return Ok(Batch::empty());
             }
@@ -301,8 +311,8 @@ impl<S: QueueStore> Shared<S> {
         Ok(self.state().admit(claimed, asked, token, since, self.options.lease))
     }
 
-    /// Comes back under a new name after an eviction. What the old name held is no longer ours: its rows
-    /// are taken over like anybody's.
+    /// Comes back under a new name after an eviction, with `membership` locked. What the old name held is no
+    /// longer ours: its rows are taken over like anybody's.
     async fn rejoin(&self, evicted: u64) -> Result<()> {
         {
             let mut state = self.state();
@@ -318,7 +328,7 @@ impl<S: QueueStore> Shared<S> {
             state.alone = false;
         }
         self.join().await?;
-        self.tick().await
+        self.beat_once().await
     }
 
     async fn keep_alive(&self) {
@@ -339,8 +349,13 @@ impl<S: QueueStore> Shared<S> {
         }
     }
 
-    /// One heartbeat: renew, then move one step towards the fair share of partitions.
     async fn tick(&self) -> Result<()> {
+        let _alone = self.membership.lock().await;
+        self.beat_once().await
+    }
+
+    /// One heartbeat: renew, then move one step towards the fair share of partitions.
+    async fn beat_once(&self) -> Result<()> {
         let (member, generation, rows) = {
             let state = self.state();
             let young = self.options.lease / 3;
