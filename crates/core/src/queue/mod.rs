@@ -371,7 +371,9 @@ impl<S: QueueStore> Shared<S> {
             return Box::pin(self.rejoin(generation)).await;
         }
         let rows: HashSet<RowClaim> = rows.into_iter().collect();
-        self.state().renewed(&pulse, &rows, generation, since, self.options.lease);
+        if self.state().renewed(&pulse, &rows, generation, since, self.options.lease) {
+            self.changed.notify_one();
+        }
         if member.partitions == 0 {
             return Ok(());
         }
@@ -408,8 +410,14 @@ struct Asked {
 }
 
 impl State {
-    /// What may be claimed now; nothing while a suspect is out or waits to be alone, or without a partition.
+    /// What may be claimed now; nothing while a suspect is out or waits to be alone, or without a partition or
+    /// a valid lease on it.
     fn ask(&mut self) -> Option<Asked> {
+        // With order nothing can be delivered under a lease that has run out: claiming it would be giving it
+        // back, over and over, until the renewal gets through.
+        if self.member.partitions > 0 && self.ownership.is_lost() {
+            return None;
+        }
         let busy = self.in_flight.values().any(|row| row.generation == self.generation);
         if self.alone || (self.suspects && busy) {
             return None;
@@ -497,7 +505,7 @@ impl State {
     }
 
     /// Takes in what a heartbeat for `rows` brought. Rows too young to have been in it keep the end that their
-    /// claim gave them, in the database and here.
+    /// claim gave them, in the database and here. Returns whether a lease that had run out is good again.
     fn renewed(
         &mut self,
         pulse: &Pulse,
@@ -505,10 +513,11 @@ impl State {
         generation: u64,
         since: Instant,
         lease: Duration,
-    ) {
+    ) -> bool {
         if generation != self.generation {
-            return;
+            return false;
         }
+        let had_lost = self.ownership.is_lost();
         self.ownership.renew(since, lease);
         self.owned = pulse
             .owners
@@ -519,7 +528,7 @@ impl State {
         if self.member.order != Order::None {
             // A single row is lost only to an operator, or to a settle that overtook this heartbeat. The
             // ownership that it shares with everything else is the relay's, and goes on.
-            return;
+            return had_lost;
         }
         for row in self.in_flight.values().filter(|row| rows.contains(&row.claim)) {
             if pulse.lost.contains(&row.claim.key) {
@@ -528,6 +537,7 @@ impl State {
                 row.ownership.renew(since, lease);
             }
         }
+        had_lost
     }
 
     /// Stops claiming from `give`, and returns those of them that have nothing in flight.
