@@ -226,9 +226,12 @@ impl<S: QueueStore> Source for Queue<S> {
         }
         if !unhold.is_empty() {
             let partitions: Vec<u16> = unhold.into_iter().collect();
-            // Not worth failing the settle for: the next tick does the same.
-            if let Err(error) = shared.store.unhold(&member, &partitions).await {
-                tracing::debug!(%error, "could not free held events yet");
+            match shared.store.unhold(&member, &partitions).await {
+                // Whoever was woken above may have looked too early.
+                Ok(freed) if freed > 0 => shared.changed.notify_one(),
+                Ok(_) => {}
+                // Not worth failing the settle for: the next tick does the same.
+                Err(error) => tracing::debug!(%error, "could not free held events yet"),
             }
         }
         let applied = results.iter().filter(|applied| **applied).count();
