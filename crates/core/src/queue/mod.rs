@@ -32,6 +32,9 @@ use crate::{
     source::{Reject, Settled},
 };
 
+/// What an event costs in memory besides its payload, near enough: a claim's bound counts payloads alone.
+const EVENT_OVERHEAD: usize = 512;
+
 /// How a queue is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueOptions {
@@ -285,11 +288,13 @@ impl<S: QueueStore> Shared<S> {
     async fn claim(&self, asked: &Asked, limits: Limits) -> Result<Batch> {
         let token = Uuid::new_v4();
         let since = Instant::now();
+        // At least half of the bytes are left for payloads.
+        let events = limits.events.min(limits.bytes / (2 * EVENT_OVERHEAD)).max(1);
         let request = ClaimRequest {
             member: &asked.member,
             token,
-            events: limits.events,
-            bytes: limits.bytes,
+            events,
+            bytes: limits.bytes.saturating_sub(events * EVENT_OVERHEAD).max(1),
             max_payload: self.options.max_payload,
             partitions: &asked.partitions,
             tokens: &asked.tokens,
