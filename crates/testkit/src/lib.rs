@@ -3,6 +3,9 @@
 
 pub mod faults;
 pub mod http;
+pub mod memory_queue;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod sinks;
+pub mod sources;
+pub mod wait;
