@@ -585,7 +585,8 @@ impl Engine {
         self.publish_size();
     }
 
-    async fn close(&self) {
+    /// Takes `&mut`, since a shared reference across an await would keep the relay from being spawned.
+    async fn close(&mut self) {
         if let Err(error) = self.sink.close().await {
             tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
         }
