@@ -605,7 +605,9 @@ impl Hold {
 async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivered {
     let (deliveries, rest): (Vec<Delivery>, Vec<_>) =
         batch.into_iter().map(|queued| (queued.delivery, (queued.ownership, queued.size))).unzip();
-    let outcomes = match AssertUnwindSafe(sink.deliver(&deliveries)).catch_unwind().await {
+    // The call is inside as well: a sink written by hand may panic before it returns its future.
+    let attempt = AssertUnwindSafe(async { sink.deliver(&deliveries).await });
+    let outcomes = match attempt.catch_unwind().await {
         Ok(outcomes) => outcomes,
         Err(panic) => {
             let what = panic_message(&*panic);
