@@ -366,11 +366,21 @@ impl Engine {
         }
         let mut outcomes = outcomes.into_iter();
         let mut away: Option<Error> = None;
+        let mut failed = false;
         let mut finished: Vec<Lane> = Vec::new();
         for queued in batch {
             let outcome = outcomes.next().unwrap_or_else(|| {
                 Outcome::Failed(Error::retryable("no_outcome", "the sink gave no outcome for this event"))
             });
+            // Released, it would come again at once and at no cost, for ever.
+            let outcome = match outcome {
+                Outcome::Skipped if !failed => Outcome::Failed(Error::retryable(
+                    "skipped",
+                    "the sink skipped this event, though none before it had failed",
+                )),
+                other => other,
+            };
+            failed |= !matches!(outcome, Outcome::Delivered);
             match &outcome {
                 Outcome::Failed(error) if error.class() == Class::Unavailable => away = Some(error.clone()),
                 Outcome::Skipped => {}
