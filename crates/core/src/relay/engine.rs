@@ -481,6 +481,10 @@ impl Engine {
                 self.settle_failures += 1;
                 let wait = SOURCE_BACKOFF.after(self.settle_failures);
                 tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot settle {} events; trying again in {wait:.1?}", settlements.len());
+                if error.class() == Class::Permanent && !self.stopping {
+                    tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
+                    self.stop(Some(error));
+                }
                 if self.stopping && self.settle_failures > 5 {
                     tracing::warn!(
                         pipeline = self.name,
