@@ -58,6 +58,8 @@ pub(super) struct Engine {
     unsettled: Vec<(Settlement, Option<Lane>)>,
     settle: Option<BoxFuture<'static, SettleDone>>,
     settle_failures: u32,
+    /// How many verdicts the settle under way has.
+    settling: usize,
     /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
     held: HashMap<Lane, Hold>,
 
@@ -122,6 +124,7 @@ impl Engine {
             unsettled: Vec::new(),
             settle: None,
             settle_failures: 0,
+            settling: 0,
             held: HashMap::new(),
             events: 0,
             bytes: 0,
@@ -235,10 +238,13 @@ impl Engine {
             let limits = Limits { events: 1, bytes: self.policy.in_flight_bytes };
             return (self.events == 0).then_some(limits);
         }
-        let events = self.policy.in_flight_events.saturating_sub(self.events).min(self.policy.batch_events);
+        // What is delivered but not settled is held by the source for us: it counts, or a source whose settles
+        // do not get through would be claimed to the last row.
+        let held = self.events + self.unsettled.len() + self.settling;
+        let events = self.policy.in_flight_events.saturating_sub(held).min(self.policy.batch_events);
         let bytes = self.policy.in_flight_bytes.saturating_sub(self.bytes);
         let worth_it = events * 2 >= self.policy.batch_events && bytes * 4 >= self.policy.in_flight_bytes;
-        (self.events == 0 || worth_it).then_some(Limits { events: events.max(1), bytes: bytes.max(1) })
+        (held == 0 || worth_it).then_some(Limits { events: events.max(1), bytes: bytes.max(1) })
     }
 
     fn on_fetched(&mut self, fetched: Fetched) {
@@ -467,7 +473,8 @@ impl Engine {
             return;
         }
         let batch = self.unsettled.drain(..self.unsettled.len().min(SETTLE_BATCH));
-        let (settlements, holds) = batch.unzip();
+        let (settlements, holds): (Vec<_>, Vec<_>) = batch.unzip();
+        self.settling = settlements.len();
         self.settle = Some(settle(self.source.clone(), settlements, holds, Duration::ZERO));
     }
 
@@ -490,6 +497,7 @@ impl Engine {
                         pipeline = self.name,
                         "stopping without settling: these events will be delivered again"
                     );
+                    self.settling = 0;
                     return;
                 }
                 self.settle = Some(settle(self.source.clone(), settlements, holds, wait));
@@ -497,6 +505,7 @@ impl Engine {
             }
         };
         self.settle_failures = 0;
+        self.settling = 0;
         if settled.fenced > 0 {
             tracing::warn!(
                 pipeline = self.name,
