@@ -45,6 +45,8 @@ pub(super) struct Engine {
     delivering: HashMap<u64, Vec<Position>>,
     next_call: u64,
     circuit: Circuit,
+    /// The sink is being opened again, which may take long and must hold up nothing else.
+    reopen: Option<BoxFuture<'static, Result<()>>>,
 
     fetch: Option<BoxFuture<'static, Fetched>>,
     fetches: u64,
@@ -116,6 +118,7 @@ impl Engine {
             deliveries: JoinSet::new(),
             delivering: HashMap::new(),
             next_call: 0,
+            reopen: None,
             fetch: None,
             fetches: 0,
             fetch_failures: 0,
@@ -148,7 +151,8 @@ impl Engine {
                 break;
             }
 
-            let circuit_timer = self.circuit.open_until().filter(|_| !self.stopping);
+            let closed = self.stopping || self.reopen.is_some();
+            let circuit_timer = self.circuit.open_until().filter(|_| !closed);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled(), if !self.stopping => {
@@ -163,7 +167,11 @@ impl Engine {
                 }
                 done = poll_option(&mut self.settle) => self.on_settled(done),
                 fetched = poll_option(&mut self.fetch) => self.on_fetched(fetched),
-                () = sleep_until(circuit_timer) => self.probe().await,
+                opened = poll_option(&mut self.reopen) => self.on_reopened(opened),
+                () = sleep_until(circuit_timer) => {
+                    let sink = self.sink.clone();
+                    self.reopen = Some(async move { sink.open().await }.boxed());
+                }
                 () = sleep_until(give_up_at), if give_up_at.is_some() => {
                     give_up_at = None;
                     self.abandon_deliveries();
@@ -180,7 +188,12 @@ impl Engine {
     /// Opens both ends. A source that is away is waited for; wrong credentials are not.
     async fn open(&mut self, shutdown: &CancellationToken) -> Result<bool> {
         let mut failures = 0;
-        while let Err(error) = self.source.open().await {
+        loop {
+            let opened = tokio::select! {
+                () = shutdown.cancelled() => return Ok(false),
+                opened = self.source.open() => opened,
+            };
+            let Err(error) = opened else { break };
             failures += 1;
             if error.class() != Class::Retryable {
                 return Err(error);
@@ -192,17 +205,24 @@ impl Engine {
                 () = tokio::time::sleep(wait) => {}
             }
         }
-        if let Err(error) = self.sink.open().await {
-            if error.class() == Class::Permanent {
-                // The claim to a place among the relays is given back before the error is reported.
+        let opened = tokio::select! {
+            () = shutdown.cancelled() => None,
+            opened = self.sink.open() => Some(opened),
+        };
+        match opened {
+            Some(Ok(())) => Ok(true),
+            Some(Err(error)) if error.class() != Class::Permanent => {
+                self.open_circuit(&error);
+                Ok(true)
+            }
+            // The place among the relays is given back before anything is reported.
+            ended => {
                 if let Err(error) = self.source.close().await {
                     tracing::warn!(pipeline = self.name, %error, "could not leave cleanly");
                 }
-                return Err(error);
+                ended.map_or(Ok(false), |opened| opened.map(|()| false))
             }
-            self.open_circuit(&error);
         }
-        Ok(true)
     }
 
     // --- fetching ---------------------------------------------------------------------------------------
@@ -446,14 +466,12 @@ impl Engine {
         self.release_waiting();
     }
 
-    async fn probe(&mut self) {
+    fn on_reopened(&mut self, opened: Result<()>) {
         self.circuit.probe();
-        if let Err(error) = self.sink.open().await {
-            if error.class() == Class::Permanent {
-                self.stop(Some(error));
-            } else {
-                self.open_circuit(&error);
-            }
+        match opened {
+            Ok(()) => self.stats.circuit_open.store(false, Ordering::Relaxed),
+            Err(error) if error.class() == Class::Permanent => self.stop(Some(error)),
+            Err(error) => self.open_circuit(&error),
         }
     }
 
@@ -585,6 +603,7 @@ impl Engine {
         self.stopping = true;
         self.fatal = self.fatal.take().or(fatal);
         self.release_waiting();
+        self.reopen = None;
         if self.waiting {
             self.fetch = None;
         }
