@@ -17,34 +17,34 @@ use futures::future::BoxFuture;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-pub fn ms(millis: u64) -> Duration {
+pub(crate) fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-pub fn event(key: &str) -> NewEvent {
+pub(crate) fn event(key: &str) -> NewEvent {
     NewEvent::new("s", "Tested", "Test", key).json_text("{}")
 }
 
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A door that is shut until somebody opens it, for good.
 #[derive(Clone)]
-pub struct Door(Arc<watch::Sender<bool>>);
+pub(crate) struct Door(Arc<watch::Sender<bool>>);
 
 impl Door {
-    pub fn shut() -> Self {
+    pub(crate) fn shut() -> Self {
         Self(Arc::new(watch::Sender::new(false)))
     }
 
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.0.send_replace(true);
     }
 
-    pub async fn pass(&self) {
+    pub(crate) async fn pass(&self) {
         let _ = self.0.subscribe().wait_for(|open| *open).await;
     }
 }
@@ -54,7 +54,7 @@ type Open = dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync;
 
 /// A sink made of closures. Notes every event that reaches it, in order, before the closure decides.
 #[derive(Clone)]
-pub struct TestSink {
+pub(crate) struct TestSink {
     caps: Capabilities,
     deliver: Arc<Deliver>,
     open: Arc<Open>,
@@ -62,7 +62,7 @@ pub struct TestSink {
 }
 
 impl TestSink {
-    pub fn new<F: Future<Output = Vec<Outcome>> + Send + 'static>(
+    pub(crate) fn new<F: Future<Output = Vec<Outcome>> + Send + 'static>(
         deliver: impl Fn(Vec<Delivery>) -> F + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -74,16 +74,16 @@ impl TestSink {
     }
 
     /// Delivers everything.
-    pub fn fine() -> Self {
+    pub(crate) fn fine() -> Self {
         Self::new(async |batch: Vec<Delivery>| vec![Outcome::Delivered; batch.len()])
     }
 
-    pub fn caps(mut self, caps: Capabilities) -> Self {
+    pub(crate) fn caps(mut self, caps: Capabilities) -> Self {
         self.caps = caps;
         self
     }
 
-    pub fn on_open<F: Future<Output = Result<()>> + Send + 'static>(
+    pub(crate) fn on_open<F: Future<Output = Result<()>> + Send + 'static>(
         mut self,
         open: impl Fn() -> F + Send + Sync + 'static,
     ) -> Self {
@@ -92,12 +92,12 @@ impl TestSink {
     }
 
     /// Keys and seqs of everything that reached it.
-    pub fn arrived(&self) -> Vec<(String, i64)> {
+    pub(crate) fn arrived(&self) -> Vec<(String, i64)> {
         lock(&self.arrived).clone()
     }
 
     /// The seqs that reached it, for one key.
-    pub fn of_key(&self, key: &str) -> Vec<i64> {
+    pub(crate) fn of_key(&self, key: &str) -> Vec<i64> {
         self.arrived().into_iter().filter(|(k, _)| k == key).map(|(_, seq)| seq).collect()
     }
 }
@@ -118,16 +118,16 @@ impl Sink for TestSink {
     }
 }
 
-pub fn refused() -> Outcome {
+pub(crate) fn refused() -> Outcome {
     Outcome::Failed(Error::retryable("refused", "not now"))
 }
 
-pub fn away() -> Outcome {
+pub(crate) fn away() -> Outcome {
     Outcome::Failed(Error::unavailable("away", "nobody there"))
 }
 
 /// Policies that do not make a test wait.
-pub fn policy() -> Policy {
+pub(crate) fn policy() -> Policy {
     let quick = |base| Backoff { base, multiplier: 1.5, cap: ms(60), jitter: 0.0 };
     Policy {
         backoff: quick(ms(15)),
@@ -141,27 +141,32 @@ pub fn policy() -> Policy {
     }
 }
 
-pub fn options() -> QueueOptions {
+pub(crate) fn options() -> QueueOptions {
     QueueOptions { lease: Duration::from_secs(30), partitions: 8, ..QueueOptions::default() }
 }
 
 /// A relay that runs in a task of its own.
-pub struct Running {
-    pub task: JoinHandle<Result<Summary>>,
-    pub shutdown: CancellationToken,
-    pub stats: Arc<Stats>,
+pub(crate) struct Running {
+    pub(crate) task: JoinHandle<Result<Summary>>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) stats: Arc<Stats>,
 }
 
 impl Running {
-    pub fn start(store: &MemoryStore, options: QueueOptions, sink: &TestSink, policy: Policy) -> Self {
+    pub(crate) fn start(store: &MemoryStore, options: QueueOptions, sink: &TestSink, policy: Policy) -> Self {
         Self::of(Arc::new(Queue::new(store.clone(), options)), sink, policy, false)
     }
 
-    pub fn drain(store: &MemoryStore, options: QueueOptions, sink: &TestSink, policy: Policy) -> Self {
+    pub(crate) fn drain(store: &MemoryStore, options: QueueOptions, sink: &TestSink, policy: Policy) -> Self {
         Self::of(Arc::new(Queue::new(store.clone(), options)), sink, policy, true)
     }
 
-    pub fn of(source: Arc<dyn Source>, sink: &(impl Sink + Clone), policy: Policy, drain: bool) -> Self {
+    pub(crate) fn of(
+        source: Arc<dyn Source>,
+        sink: &(impl Sink + Clone),
+        policy: Policy,
+        drain: bool,
+    ) -> Self {
         let relay = Relay::from_parts(source, Arc::new(sink.clone())).policy(policy);
         let (stats, shutdown) = (relay.stats(), CancellationToken::new());
         let token = shutdown.clone();
@@ -172,23 +177,23 @@ impl Running {
         Self { task, shutdown, stats }
     }
 
-    pub fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> Summary {
         self.stats.summary()
     }
 
     /// Waits for its end, which must come.
-    pub async fn end(self) -> Result<Summary> {
+    pub(crate) async fn end(self) -> Result<Summary> {
         let ended = tokio::time::timeout(PATIENCE, self.task).await;
         ended.expect("the relay ends in time").expect("the relay does not panic")
     }
 
-    pub async fn stop(self) -> Result<Summary> {
+    pub(crate) async fn stop(self) -> Result<Summary> {
         self.shutdown.cancel();
         self.end().await
     }
 
     /// As a killed process ends.
-    pub async fn kill(self) {
+    pub(crate) async fn kill(self) {
         self.task.abort();
         let _ = self.task.await;
     }
