@@ -186,6 +186,8 @@ async fn a_schema_newer_than_this_program_is_refused() {
 #[tokio::test]
 async fn a_claim_is_a_hot_update() {
     let Some(sut) = Canonical::create("hot").await else { return };
+    // Room on every page for a second version of each row: what is then not HOT touched an index.
+    sut.sql("ALTER TABLE airtight.outbox SET (fillfactor = 40)").await;
     let events: Vec<NewEvent> = (0..300).map(|n| event(&format!("k{n}"), n)).collect();
     Admin::publish(&sut.outbox, &events).await.unwrap();
     let hot = async || {
@@ -202,7 +204,7 @@ async fn a_claim_is_a_hot_update() {
     assert_eq!(batch.deliveries.len(), 300);
     eventually(LONG, "statistics to arrive", async || hot().await.0 >= 300).await;
     let (updated, hot) = hot().await;
-    assert!(hot * 10 >= updated * 8, "of {updated} claims {hot} were HOT; pages have room for most");
+    assert!(hot * 100 >= updated * 95, "of {updated} claims only {hot} were HOT");
     queue.close().await.unwrap();
 }
 
