@@ -1,1 +1,5 @@
 //! airtight testkit
+
+pub mod faults;
+pub mod http;
+pub mod sinks;
