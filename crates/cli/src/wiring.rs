@@ -6,8 +6,10 @@ use std::{path::Path, sync::Arc};
 use airtight::{
     Error, Sink, Source,
     admin::Admin,
+    postgres::{PgOptions, PgOutbox},
     queue::QueueOptions,
     sinks::{FileSink, StdoutSink},
+    webhook::{WebhookConfig, WebhookSink},
 };
 
 use crate::{
@@ -18,7 +20,7 @@ use crate::{
     },
     errors::{Failure, Outcome},
     null_sink::NullSink,
-    standin::{PgOptions, PgOutbox, SqliteOutbox, WebhookConfig, WebhookSink},
+    standin::SqliteOutbox,
 };
 
 /// Which outbox, and how to use it: everything there is to know before connecting.
