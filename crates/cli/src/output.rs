@@ -64,9 +64,8 @@ impl Table {
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let numeric: Vec<bool> = (0..columns)
             .map(|column| {
-                self.rows.iter().filter_map(|row| row.get(column)).all(|cell| {
-                    !cell.is_empty() && cell.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | '-'))
-                })
+                let mut cells = self.rows.iter().filter_map(|row| row.get(column));
+                cells.all(|cell| !cell.is_empty() && cell.chars().all(|c| c.is_ascii_digit()))
             })
             .collect();
         let header: Vec<String> = self.header.iter().map(|name| (*name).to_owned()).collect();

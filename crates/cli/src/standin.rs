@@ -32,6 +32,9 @@ impl SqliteOutbox {
     pub(crate) fn queue(&self, _: QueueOptions) -> NoSource {
         NoSource
     }
+    pub(crate) fn spec(self, _: TableSpec) -> Self {
+        self
+    }
     pub(crate) fn migration_sql() -> String {
         String::new()
     }

@@ -9,7 +9,7 @@ use airtight::{
     postgres::{PgOptions, PgOutbox},
     queue::QueueOptions,
     sinks::{FileSink, StdoutSink},
-    webhook::{WebhookConfig, WebhookSink},
+    webhook::{Format, WebhookConfig, WebhookSink},
 };
 
 use crate::{
@@ -20,8 +20,10 @@ use crate::{
     },
     errors::{Failure, Outcome},
     null_sink::NullSink,
-    standin::SqliteOutbox,
 };
+
+/// The demo has a bank in the same file, and so needs more of it than [`Store`] tells.
+pub(crate) use crate::standin::SqliteOutbox;
 
 /// Which outbox, and how to use it: everything there is to know before connecting.
 #[derive(Debug, Clone)]
@@ -84,7 +86,13 @@ impl Target {
     /// Opens a store, creating a file that is not there.
     pub(crate) async fn create(&self) -> Result<Store, Error> {
         match &self.url {
-            DatabaseUrl::Sqlite(path) => Ok(Store::Sqlite(open_sqlite(path).await?)),
+            DatabaseUrl::Sqlite(path) => {
+                let outbox = open_sqlite(path).await?;
+                Ok(Store::Sqlite(match &self.database.spec {
+                    Some(spec) => outbox.spec(spec.clone()),
+                    None => outbox,
+                }))
+            }
             DatabaseUrl::Postgres(url) => {
                 Ok(Store::Postgres(PgOutbox::connect(url.reveal(), pg_options(&self.database)).await?))
             }
@@ -110,7 +118,10 @@ fn parse_url(text: &str, from: &str) -> Outcome<DatabaseUrl> {
 fn refuse_for_sqlite(database: &Database) -> Outcome {
     let given = [
         ("schema", database.schema.is_some()),
-        ("table", database.table.is_some() || database.spec.is_some()),
+        ("table", database.table.is_some()),
+        ("table.schema", database.spec.as_ref().is_some_and(|spec| spec.schema.is_some())),
+        ("max_connections", database.max_connections.is_some()),
+        ("notify", database.notify.is_some()),
         ("listen", database.listen.is_some()),
         ("listen_url", database.listen_url.is_some()),
         ("prepared_statements", database.prepared_statements.is_some()),
@@ -141,6 +152,9 @@ fn pg_options(database: &Database) -> PgOptions {
     }
     if let Some(connections) = database.max_connections {
         options.max_connections = connections;
+    }
+    if let Some(notify) = database.notify {
+        options.notify = notify;
     }
     if let Some(listen) = database.listen {
         options.listen = listen;
@@ -199,6 +213,9 @@ fn webhook_config(webhook: &Webhook) -> WebhookConfig {
     }
     if let Some(concurrency) = webhook.concurrency {
         config = config.concurrency(concurrency);
+    }
+    if webhook.raw {
+        config = config.format(Format::Raw);
     }
     config
 }

@@ -59,14 +59,12 @@ async fn look(target: &Target, config: Option<&Config>, passed: &mut Vec<String>
     findings
 }
 
-/// Streams with events that no pipeline of the config, or without one no running relay, reads.
+/// Streams with events that no pipeline of the config reads. Whether a running relay does, the store says.
 fn unread(status: &Status, pipelines: &[Pipeline]) -> Vec<Finding> {
-    let (readers, who): (Vec<&[String]>, &str) = if pipelines.is_empty() {
-        (status.relays.iter().map(|relay| relay.streams.as_slice()).collect(), "running relay")
-    } else {
-        (pipelines.iter().map(|pipeline| pipeline.queue.streams.as_slice()).collect(), "pipeline")
+    let is_read = |stream: &String| {
+        let mut readers = pipelines.iter().map(|pipeline| &pipeline.queue.streams);
+        pipelines.is_empty() || readers.any(|names| names.is_empty() || names.contains(stream))
     };
-    let is_read = |stream: &String| readers.iter().any(|names| names.is_empty() || names.contains(stream));
     status
         .streams
         .iter()
@@ -74,7 +72,7 @@ fn unread(status: &Status, pipelines: &[Pipeline]) -> Vec<Finding> {
         .map(|stream| Finding {
             fatal: false,
             message: format!(
-                "no {who} reads stream `{}`, where {} waiting",
+                "no pipeline of the config reads stream `{}`, where {} waiting",
                 stream.stream,
                 match stream.pending + stream.retrying {
                     1 => "1 event is".to_owned(),

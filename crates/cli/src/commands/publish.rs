@@ -139,7 +139,7 @@ async fn publish_chunks(
             Chunk::Events { events, first, last } => {
                 let published = admin.publish(&events).await.map_err(|error| {
                     Failure::from(error).context(format!(
-                        "lines {first} to {last} were not published ({committed} before them committed)"
+                        "lines {first} to {last} were not published (committed before them: {committed})"
                     ))
                 })?;
                 let new = published.iter().filter(|published| published.is_new).count() as u64;
@@ -149,7 +149,7 @@ async fn publish_chunks(
             }
             Chunk::Bad { line, message } => {
                 return Err(Failure::failed(format!(
-                    "line {line}: {message}; {committed} before it committed, nothing after it"
+                    "line {line}: {message} (committed before it: {committed}; after it: none)"
                 )));
             }
         }

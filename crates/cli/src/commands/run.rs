@@ -46,10 +46,8 @@ pub(crate) async fn run(args: &RunArgs) -> Outcome {
 
     // Ends with the signal, and when a pipeline cannot go on.
     let stop = shutdown.child_token();
-    if !args.drain {
-        if let Some(keep) = plan.keep_done {
-            tokio::spawn(keep_pruned(store.clone(), keep, stop.clone()));
-        }
+    if let Some(keep) = plan.keep_done.filter(|_| !args.drain) {
+        tokio::spawn(keep_pruned(store.clone(), keep, stop.clone()));
     }
     let summaries = relay_all(&plan, &store, sinks, &stop, args.drain).await?;
     let report = Report::new(summaries, start.elapsed());

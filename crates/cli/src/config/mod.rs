@@ -51,6 +51,8 @@ pub(crate) struct Database {
     pub(crate) table: Option<String>,
     pub(crate) spec: Option<TableSpec>,
     pub(crate) max_connections: Option<u32>,
+    /// Whether the outbox wakes relays up; a trigger that `migrate` adds.
+    pub(crate) notify: Option<bool>,
     pub(crate) listen: Option<bool>,
     pub(crate) listen_url: Option<Secret>,
     pub(crate) prepared_statements: Option<bool>,
@@ -110,6 +112,7 @@ fn read_database(value: &Value<'_>) -> Result<(Option<DatabaseUrl>, Database)> {
         "schema",
         "table",
         "max_connections",
+        "notify",
         "listen",
         "listen_url",
         "prepared_statements",
@@ -121,6 +124,7 @@ fn read_database(value: &Value<'_>) -> Result<(Option<DatabaseUrl>, Database)> {
         table: name("table")?,
         spec: None,
         max_connections: section.number("max_connections", 1)?,
+        notify: section.boolean("notify")?,
         listen: section.boolean("listen")?,
         listen_url: section.text("listen_url")?.map(Secret::new),
         prepared_statements: section.boolean("prepared_statements")?,
@@ -243,10 +247,12 @@ fn read_sink(value: &Value<'_>) -> Result<SinkTarget> {
     if value.is_text() {
         return parsed(value, SinkTarget::parse);
     }
-    let section = value.section(&["url", "secret", "headers", "timeout", "concurrency"])?;
+    const ABOUT_WEBHOOKS: [&str; 5] = ["secret", "headers", "timeout", "concurrency", "format"];
+    let known: Vec<&str> = ["url"].into_iter().chain(ABOUT_WEBHOOKS).collect();
+    let section = value.section(&known)?;
     let target = parsed(&section.require("url")?, SinkTarget::parse)?;
     let SinkTarget::Webhook(webhook) = target else {
-        for key in ["secret", "headers", "timeout", "concurrency"] {
+        for key in ABOUT_WEBHOOKS {
             if let Some(value) = section.get(key) {
                 return Err(value.error(format!("means nothing to `{target}`; only webhooks have it")));
             }
@@ -265,6 +271,10 @@ fn read_sink(value: &Value<'_>) -> Result<SinkTarget> {
         headers,
         timeout: section.duration("timeout")?,
         concurrency: section.number("concurrency", 1)?,
+        raw: match section.get("format") {
+            Some(value) => value.word(&[("envelope", false), ("raw", true)])?,
+            None => false,
+        },
     }))
 }
 

@@ -103,6 +103,8 @@ pub(crate) struct Webhook {
     pub(crate) headers: BTreeMap<String, Secret>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) concurrency: Option<usize>,
+    /// The payload alone as the body, and the rest in headers.
+    pub(crate) raw: bool,
 }
 
 impl SinkTarget {
@@ -131,6 +133,7 @@ impl SinkTarget {
                     headers: BTreeMap::new(),
                     timeout: None,
                     concurrency: None,
+                    raw: false,
                 }))
             }
             "kafka" | "nats" | "amqp" | "amqps" | "redis" | "rediss" => {

@@ -15,9 +15,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::sink::FlakySink;
 use crate::{
     errors::{Failure, Outcome},
-    standin::SqliteOutbox,
+    wiring::SqliteOutbox,
 };
 
 const ACCOUNTS: i64 = 200;
@@ -36,11 +37,27 @@ const SCHEMA: [&str; 3] = [
      INSERT INTO accounts (id, balance) SELECT id, ?2 FROM n",
 ];
 
-/// When to stop writing: at the first of these.
+/// Events that may be on their way before the writers slow down. SQLite has one writer at a time and no
+/// queue for that place: four writers in a hurry would keep the relay out until they are done.
+const BACKLOG: u64 = 1_000;
+const SLOW_DOWN: Duration = Duration::from_millis(20);
+
+/// When to stop writing, at the first of these, and how fast to write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Goal {
     pub(super) events: Option<u64>,
     pub(super) deadline: Option<Instant>,
+    /// Between two transactions of a writer.
+    pub(super) pause: Duration,
+}
+
+impl Goal {
+    /// A pause with which the whole takes some `seconds`, for people who watch.
+    pub(super) fn pause_for(events: u64, seconds: u64) -> Duration {
+        let transactions = events.div_ceil(RUN / 2 * WRITERS).max(1);
+        (Duration::from_secs(seconds) / u32::try_from(transactions).unwrap_or(u32::MAX))
+            .min(Duration::from_millis(500))
+    }
 }
 
 /// What the writers did, while they do it.
@@ -102,12 +119,17 @@ impl Bank {
     }
 
     /// Runs the writers to the goal.
-    pub(super) async fn write(self: &Arc<Self>, goal: Goal, stop: &CancellationToken) -> Outcome {
+    pub(super) async fn write(
+        self: &Arc<Self>,
+        goal: Goal,
+        sink: &FlakySink,
+        stop: &CancellationToken,
+    ) -> Outcome {
         let mut writers = JoinSet::new();
         for writer in 0..WRITERS {
-            let (bank, stop) = (self.clone(), stop.clone());
+            let (bank, sink, stop) = (self.clone(), sink.clone(), stop.clone());
             let random = fastrand::Rng::with_seed(self.seed.wrapping_add(writer));
-            writers.spawn(async move { bank.writer(goal, random, &stop).await });
+            writers.spawn(async move { bank.writer(goal, random, &sink, &stop).await });
         }
         while let Some(ended) = writers.join_next().await {
             ended.map_err(|error| Failure::failed(format!("a writer crashed: {error}")))??;
@@ -115,8 +137,22 @@ impl Bank {
         Ok(())
     }
 
-    async fn writer(&self, goal: Goal, mut random: fastrand::Rng, stop: &CancellationToken) -> Outcome {
+    async fn writer(
+        &self,
+        goal: Goal,
+        mut random: fastrand::Rng,
+        sink: &FlakySink,
+        stop: &CancellationToken,
+    ) -> Outcome {
         loop {
+            let backlog = self.tally.committed.load(Ordering::Acquire).saturating_sub(sink.distinct());
+            let pause = if backlog > BACKLOG { goal.pause.max(SLOW_DOWN) } else { goal.pause };
+            if !pause.is_zero() {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = tokio::time::sleep(pause) => {}
+                }
+            }
             let late = goal.deadline.is_some_and(|deadline| Instant::now() >= deadline);
             let granted = self.tally.promise(random.u64(1..=RUN), goal.events);
             if late || stop.is_cancelled() {

@@ -15,6 +15,7 @@ mod sink;
 mod view;
 
 use std::{
+    io::{self, IsTerminal},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -38,6 +39,9 @@ use crate::{
 /// How many committed events make a demo unless told otherwise.
 const EVENTS: u64 = 2_000;
 
+/// How long the default demo lasts on a terminal, for people to see something.
+const WATCH_SECONDS: u64 = 6;
+
 /// Without any arrival for so long, the backlog is taken for stuck, and the audit says what is missing.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
@@ -55,14 +59,17 @@ pub(crate) async fn run(args: &DemoArgs) -> Outcome {
     let outbox = wiring::open_sqlite(&directory.path().join("bank.db")).await?;
     outbox.migrate().await?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+    let events = args.events.or_else(|| args.seconds.is_none().then_some(EVENTS));
+    let live = !args.headless && io::stderr().is_terminal();
     let goal = Goal {
-        events: args.events.or_else(|| args.seconds.is_none().then_some(EVENTS)),
+        events,
         deadline: args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+        pause: if live { Goal::pause_for(events.unwrap_or(EVENTS), WATCH_SECONDS) } else { Duration::ZERO },
     };
     let bank = Arc::new(Bank::open(outbox, seed).await?);
     let sink = FlakySink::new(seed);
     let relays = Relays::default();
-    let view = View::start(args.headless, goal, bank.tally(), sink.clone(), relays.clone());
+    let view = View::start(live, goal, bank.tally(), sink.clone(), relays.clone());
 
     let start = Instant::now();
     let outcome = bustle(&bank, &sink, &relays, goal, &stop_writing).await;
@@ -99,7 +106,7 @@ async fn bustle(
         ended
     };
     let write = async {
-        let written = bank.write(goal, &stop_writing).await;
+        let written = bank.write(goal, sink, &stop_writing).await;
         stop_relay.cancel();
         written
     };

@@ -13,15 +13,19 @@ use airtight::{Capabilities, Delivery, Error, Outcome, Sink};
 use async_trait::async_trait;
 
 /// Of 1,000 calls, how many meet which fault.
-const FAILS_BEFORE: u32 = 30;
-const FAILS_AFTER: u32 = 30;
-const GOES_AWAY: u32 = 5;
+const FAILS_BEFORE: u32 = 40;
+const FAILS_AFTER: u32 = 40;
 const IS_SLOW: u32 = 50;
 /// Of 1,000 events, how many are refused once.
 const REFUSED: u32 = 5;
 
-/// How long it stays away.
+/// Which calls meet the faults that even a short demo should have.
+const FIRST_LOST_ANSWER: u32 = 4;
+const FIRST_ABSENCE: u32 = 8;
+
+/// How long it stays away, and after how many calls it goes again.
 const AWAY: Duration = Duration::from_millis(300);
+const ABSENCES: std::ops::Range<u32> = 100..300;
 
 /// What arrived, and how.
 #[derive(Debug, Default, Clone)]
@@ -65,6 +69,8 @@ fn number(payload: &[u8]) -> i64 {
 struct State {
     random: fastrand::Rng,
     away_until: Option<Instant>,
+    calls: u32,
+    next_absence: u32,
     received: Received,
 }
 
@@ -88,7 +94,13 @@ enum Fault {
 impl FlakySink {
     pub(super) fn new(seed: u64) -> Self {
         let random = fastrand::Rng::with_seed(seed.rotate_left(32));
-        let state = State { random, away_until: None, received: Received::default() };
+        let state = State {
+            random,
+            away_until: None,
+            calls: 0,
+            next_absence: FIRST_ABSENCE,
+            received: Received::default(),
+        };
         Self { state: Arc::new(Mutex::new(state)), arrivals: Arc::default(), distinct: Arc::default() }
     }
 
@@ -122,15 +134,20 @@ impl FlakySink {
         if state.away_until.is_some_and(|until| Instant::now() < until) {
             return (Fault::Away, Duration::ZERO);
         }
+        state.calls += 1;
+        if state.calls == FIRST_LOST_ANSWER {
+            return (Fault::After, Duration::ZERO);
+        }
+        if state.calls >= state.next_absence {
+            state.next_absence = state.calls + state.random.u32(ABSENCES);
+            state.away_until = Some(Instant::now() + AWAY);
+            return (Fault::Away, Duration::ZERO);
+        }
         let slow = state.random.u32(0..1_000) < IS_SLOW;
         let delay = if slow { Duration::from_millis(state.random.u64(5..30)) } else { Duration::ZERO };
         let fault = match state.random.u32(0..1_000) {
-            dice if dice < GOES_AWAY => {
-                state.away_until = Some(Instant::now() + AWAY);
-                Fault::Away
-            }
-            dice if dice < GOES_AWAY + FAILS_BEFORE => Fault::Before,
-            dice if dice < GOES_AWAY + FAILS_BEFORE + FAILS_AFTER => Fault::After,
+            dice if dice < FAILS_BEFORE => Fault::Before,
+            dice if dice < FAILS_BEFORE + FAILS_AFTER => Fault::After,
             _ => Fault::None,
         };
         (fault, delay)

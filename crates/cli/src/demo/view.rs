@@ -1,7 +1,6 @@
 //! What the demo looks like while it runs: bars on a terminal, a line a second elsewhere.
 
 use std::{
-    io::{self, IsTerminal},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -24,16 +23,9 @@ pub(super) struct View {
 }
 
 impl View {
-    pub(super) fn start(
-        headless: bool,
-        goal: Goal,
-        tally: Arc<Tally>,
-        sink: FlakySink,
-        relays: Relays,
-    ) -> Self {
+    pub(super) fn start(live: bool, goal: Goal, tally: Arc<Tally>, sink: FlakySink, relays: Relays) -> Self {
         let stop = CancellationToken::new();
         let watch = Watch { goal, tally, sink, relays, start: Instant::now() };
-        let live = !headless && io::stderr().is_terminal();
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             if live {
