@@ -18,7 +18,6 @@ mod logging;
 mod null_sink;
 mod output;
 mod signals;
-mod standin;
 mod wiring;
 
 use std::process::ExitCode;

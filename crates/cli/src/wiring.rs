@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The demo has a bank in the same file, and so needs more of it than [`Store`] tells.
-pub(crate) use crate::standin::SqliteOutbox;
+pub(crate) use airtight::sqlite::SqliteOutbox;
 
 /// Which outbox, and how to use it: everything there is to know before connecting.
 #[derive(Debug, Clone)]

@@ -1,7 +1,11 @@
-//! What airtight's tests share.
+//! What airtight's tests share: isolated databases, scripted faults, and the conformance suites that every
+//! source and every sink runs.
 
 pub mod faults;
 pub mod http;
+pub mod memory_queue;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod sinks;
+pub mod sources;
+pub mod wait;

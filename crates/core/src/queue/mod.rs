@@ -12,7 +12,7 @@ mod balance;
 mod store;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -31,6 +31,9 @@ use crate::{
     event::MAX_PAYLOAD_BYTES,
     source::{Reject, Settled},
 };
+
+/// What an event costs in memory besides its payload, near enough: a claim's bound counts payloads alone.
+const EVENT_OVERHEAD: usize = 512;
 
 /// How a queue is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,6 +104,9 @@ struct Shared<S> {
     stop: CancellationToken,
     /// Something changed that `next` may have been waiting for: a partition, or room for a suspect.
     changed: Notify,
+    /// One at a time renews or joins: an answer that belongs to a former membership, or that another one has
+    /// overtaken, would make us claim from partitions that are not ours.
+    membership: tokio::sync::Mutex<()>,
 }
 
 struct State {
@@ -147,8 +153,14 @@ impl<S: QueueStore> Queue<S> {
             suspects: false,
             alone: false,
         };
-        let shared =
-            Shared { store, options, state: Mutex::new(state), stop: stop.clone(), changed: Notify::new() };
+        let shared = Shared {
+            store,
+            options,
+            state: Mutex::new(state),
+            stop: stop.clone(),
+            changed: Notify::new(),
+            membership: tokio::sync::Mutex::default(),
+        };
         Self { shared: Arc::new(shared), _stop: stop.drop_guard(), tasks: Mutex::new(None) }
     }
 
@@ -217,9 +229,12 @@ impl<S: QueueStore> Source for Queue<S> {
         }
         if !unhold.is_empty() {
             let partitions: Vec<u16> = unhold.into_iter().collect();
-            // Not worth failing the settle for: the next tick does the same.
-            if let Err(error) = shared.store.unhold(&member, &partitions).await {
-                tracing::debug!(%error, "could not free held events yet");
+            match shared.store.unhold(&member, &partitions).await {
+                // Whoever was woken above may have looked too early.
+                Ok(freed) if freed > 0 => shared.changed.notify_one(),
+                Ok(_) => {}
+                // Not worth failing the settle for: the next tick does the same.
+                Err(error) => tracing::debug!(%error, "could not free held events yet"),
             }
         }
         let applied = results.iter().filter(|applied| **applied).count();
@@ -273,11 +288,13 @@ impl<S: QueueStore> Shared<S> {
     async fn claim(&self, asked: &Asked, limits: Limits) -> Result<Batch> {
         let token = Uuid::new_v4();
         let since = Instant::now();
+        // At least half of the bytes are left for payloads.
+        let events = limits.events.min(limits.bytes / (2 * EVENT_OVERHEAD)).max(1);
         let request = ClaimRequest {
             member: &asked.member,
             token,
-            events: limits.events,
-            bytes: limits.bytes,
+            events,
+            bytes: limits.bytes.saturating_sub(events * EVENT_OVERHEAD).max(1),
             max_payload: self.options.max_payload,
             partitions: &asked.partitions,
             tokens: &asked.tokens,
@@ -285,6 +302,7 @@ impl<S: QueueStore> Shared<S> {
         };
         let claimed = match self.store.claim(&request).await {
             Err(error) if error.code() == EVICTED => {
+                let _alone = self.membership.lock().await;
                 self.rejoin(asked.generation).await?;
                 return Ok(Batch::empty());
             }
@@ -301,8 +319,8 @@ impl<S: QueueStore> Shared<S> {
         Ok(self.state().admit(claimed, asked, token, since, self.options.lease))
     }
 
-    /// Comes back under a new name after an eviction. What the old name held is no longer ours: its rows
-    /// are taken over like anybody's.
+    /// Comes back under a new name after an eviction, with `membership` locked. What the old name held is no
+    /// longer ours: its rows are taken over like anybody's.
     async fn rejoin(&self, evicted: u64) -> Result<()> {
         {
             let mut state = self.state();
@@ -318,7 +336,7 @@ impl<S: QueueStore> Shared<S> {
             state.alone = false;
         }
         self.join().await?;
-        self.tick().await
+        self.beat_once().await
     }
 
     async fn keep_alive(&self) {
@@ -339,8 +357,13 @@ impl<S: QueueStore> Shared<S> {
         }
     }
 
-    /// One heartbeat: renew, then move one step towards the fair share of partitions.
     async fn tick(&self) -> Result<()> {
+        let _alone = self.membership.lock().await;
+        self.beat_once().await
+    }
+
+    /// One heartbeat: renew, then move one step towards the fair share of partitions.
+    async fn beat_once(&self) -> Result<()> {
         let (member, generation, rows) = {
             let state = self.state();
             let young = self.options.lease / 3;
@@ -355,7 +378,10 @@ impl<S: QueueStore> Shared<S> {
         if !pulse.alive {
             return Box::pin(self.rejoin(generation)).await;
         }
-        self.state().renewed(&pulse, generation, since, self.options.lease);
+        let rows: HashSet<RowClaim> = rows.into_iter().collect();
+        if self.state().renewed(&pulse, &rows, generation, since, self.options.lease) {
+            self.changed.notify_one();
+        }
         if member.partitions == 0 {
             return Ok(());
         }
@@ -392,8 +418,14 @@ struct Asked {
 }
 
 impl State {
-    /// What may be claimed now; nothing while a suspect is out or waits to be alone, or without a partition.
+    /// What may be claimed now; nothing while a suspect is out or waits to be alone, or without a partition or
+    /// a valid lease on it.
     fn ask(&mut self) -> Option<Asked> {
+        // With order nothing can be delivered under a lease that has run out: claiming it would be giving it
+        // back, over and over, until the renewal gets through.
+        if self.member.partitions > 0 && self.ownership.is_lost() {
+            return None;
+        }
         let busy = self.in_flight.values().any(|row| row.generation == self.generation);
         if self.alone || (self.suspects && busy) {
             return None;
@@ -480,10 +512,20 @@ impl State {
         }
     }
 
-    fn renewed(&mut self, pulse: &Pulse, generation: u64, since: Instant, lease: Duration) {
+    /// Takes in what a heartbeat for `rows` brought. Rows too young to have been in it keep the end that their
+    /// claim gave them, in the database and here. Returns whether a lease that had run out is good again.
+    fn renewed(
+        &mut self,
+        pulse: &Pulse,
+        rows: &HashSet<RowClaim>,
+        generation: u64,
+        since: Instant,
+        lease: Duration,
+    ) -> bool {
         if generation != self.generation {
-            return;
+            return false;
         }
+        let had_lost = self.ownership.is_lost();
         self.ownership.renew(since, lease);
         self.owned = pulse
             .owners
@@ -491,13 +533,19 @@ impl State {
             .filter(|(_, owner)| **owner == self.member.id)
             .map(|(partition, _)| *partition)
             .collect();
-        for row in self.in_flight.values().filter(|row| row.generation == generation) {
+        if self.member.order != Order::None {
+            // A single row is lost only to an operator, or to a settle that overtook this heartbeat. The
+            // ownership that it shares with everything else is the relay's, and goes on.
+            return had_lost;
+        }
+        for row in self.in_flight.values().filter(|row| rows.contains(&row.claim)) {
             if pulse.lost.contains(&row.claim.key) {
                 row.ownership.lose();
             } else {
                 row.ownership.renew(since, lease);
             }
         }
+        had_lost
     }
 
     /// Stops claiming from `give`, and returns those of them that have nothing in flight.

@@ -111,7 +111,7 @@ pub enum RowKey {
 }
 
 /// A row and the claim token that fences it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RowClaim {
     /// The row.
     pub key: RowKey,
