@@ -13,12 +13,12 @@ use airtight::{
     envelope,
 };
 
-use super::open;
 use crate::{
     args::{FilterArgs, TailArgs},
-    errors::Outcome,
+    errors::{Failure, Outcome},
     output::{self, printable, time},
     signals,
+    wiring::Target,
 };
 
 /// Rows in one look.
@@ -29,7 +29,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MAX_HOLES: usize = 10_000;
 
 pub(crate) async fn run(args: &TailArgs) -> Outcome {
-    let store = open(&args.database).await?;
+    let target = Target::from_args(&args.database)?;
+    if target.database.spec.as_ref().is_some_and(|spec| spec.seq.is_none()) {
+        return Err(Failure::usage(
+            "tail follows the ascending column, and the config's [table] maps none; map one as `seq`",
+        ));
+    }
+    let store = target.open().await?;
     let admin = store.admin();
     let shutdown = signals::shutdown(|| {});
     let mut seen = Seen::default();

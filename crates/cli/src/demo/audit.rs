@@ -80,7 +80,7 @@ impl Audit {
     }
 
     /// The result for people, with what it means.
-    pub(super) fn story(&self, seed: u64) -> String {
+    pub(super) fn story(&self, seed: u64, paced: bool) -> String {
         let mut text = String::from("\nThe audit: the bank's own tables against what arrived\n\n");
         for (name, number, what) in [
             ("committed", self.committed, "transfers in the database"),
@@ -97,11 +97,15 @@ impl Audit {
         }
         let _ = write!(
             text,
-            "\n{} events in {:.1} s, {:.0} a second, over a sink that failed {} events and went away {} times\n\
+            "\n{} events in {:.1} s, {}, over a sink that failed {} events and went away {} times\n\
              (--seed {seed} makes the same choices again).\n\n",
             count(self.delivered),
             self.seconds,
-            self.events_per_second,
+            if paced {
+                "slowed down to be watched (--headless is not)".to_owned()
+            } else {
+                format!("{:.0} a second", self.events_per_second)
+            },
             count(self.retried),
             count(self.circuit_opened),
         );

@@ -81,7 +81,7 @@ pub(crate) async fn run(args: &DemoArgs) -> Outcome {
     if args.output.json {
         output::json(&audit)?;
     } else {
-        output::raw(audit.story(seed).as_bytes())?;
+        output::raw(audit.story(seed, live).as_bytes())?;
     }
     drop(directory);
     if audit.is_clean() { Ok(()) } else { Err(Failure::failed(audit.complaint())) }

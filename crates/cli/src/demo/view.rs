@@ -85,6 +85,8 @@ impl Watch {
 
 async fn draw(watch: &Watch, stop: &CancellationToken) {
     let bars = MultiProgress::new();
+    // Overwrites lines in place instead of clearing them first, which flickers.
+    bars.set_move_cursor(true);
     let bar = |name: &'static str| {
         let bar = bars.add(ProgressBar::new(0));
         if let Ok(style) = ProgressStyle::with_template("{prefix:<10} {wide_bar} {human_pos:>9}  {msg:<24}") {

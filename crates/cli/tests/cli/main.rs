@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `usage` | help, completions, exit codes, a reader that goes away |
 //! | `config` | complaints about config files and addresses, `${ENV}` |
+//! | `foreign` | a table of the application's own, mapped by `[table]` |
 //! | `publish` | one event, NDJSON, bad lines |
 //! | `relay` | `run`: drain, follow, signals, sinks |
 //! | `operate` | status, lists, dead letters, tail, prune |
@@ -12,6 +13,7 @@
 
 mod config;
 mod demo;
+mod foreign;
 mod operate;
 mod postgres;
 mod publish;
