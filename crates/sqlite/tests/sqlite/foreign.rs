@@ -39,7 +39,7 @@ fn legacy_spec() -> TableSpec {
     spec
 }
 
-async fn legacy() -> (Fixture, SqliteOutbox) {
+pub(crate) async fn legacy() -> (Fixture, SqliteOutbox) {
     let fixture = Fixture::empty().await;
     fixture
         .exec(
