@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Limits, Order, Settlement, Source, Verdict, queue::{Queue, QueueOptions},
+    Limits, Order, Settlement, Source, Verdict,
+    queue::{Queue, QueueOptions},
 };
 use airtight_postgres::{PgOutbox, PgQueue};
 use airtight_testkit::postgres::TestDb;
@@ -29,7 +30,8 @@ pub(crate) async fn run(db: &TestDb, backlog: i64, claims: usize) {
 
         let mut contestants = Vec::new();
         for outbox in [plain, large, waiting] {
-            let queue = outbox.queue(QueueOptions { order, lease: Duration::from_secs(600), ..Default::default() });
+            let queue =
+                outbox.queue(QueueOptions { order, lease: Duration::from_secs(600), ..Default::default() });
             queue.open().await.expect("opening");
             contestants.push((queue, Vec::new()));
         }

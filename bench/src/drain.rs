@@ -82,10 +82,11 @@ async fn row_by_row(pool: &PgPool, events: i64, limit: Duration) -> f64 {
     let begun = Instant::now();
     let mut done = 0u32;
     'measure: loop {
-        let rows = sqlx::query("SELECT * FROM transfer_events WHERE status = 'PENDING' ORDER BY event_id LIMIT 500")
-            .fetch_all(pool)
-            .await
-            .expect("reading");
+        let rows =
+            sqlx::query("SELECT * FROM transfer_events WHERE status = 'PENDING' ORDER BY event_id LIMIT 500")
+                .fetch_all(pool)
+                .await
+                .expect("reading");
         if rows.is_empty() {
             break;
         }

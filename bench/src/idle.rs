@@ -27,7 +27,10 @@ pub(crate) async fn run(db: &TestDb, binary: &Path, seconds: u64) {
     let megabytes = resident_kb(pid) as f64 / 1024.0;
     relay.kill().await.expect("ending the relay");
     println!("idle for {seconds} s: {megabytes:.1} MB resident, {percent:.2} % of a core");
-    println!("{}", serde_json::json!({"bench": "idle", "seconds": seconds, "rss_mb": megabytes, "cpu_percent": percent}));
+    println!(
+        "{}",
+        serde_json::json!({"bench": "idle", "seconds": seconds, "rss_mb": megabytes, "cpu_percent": percent})
+    );
 }
 
 fn cpu_ticks(pid: u32) -> u64 {

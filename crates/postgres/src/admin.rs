@@ -241,12 +241,16 @@ impl PgOutbox {
                 c.join_side()
             ));
             push_filter(&mut target, &c, &filter);
-            target.push(format!(" ORDER BY {} LIMIT {CHUNK} FOR UPDATE OF t SKIP LOCKED", c.order().join(", ")));
+            target.push(format!(
+                " ORDER BY {} LIMIT {CHUNK} FOR UPDATE OF t SKIP LOCKED",
+                c.order().join(", ")
+            ));
             // The same parameters, in a statement around it.
             let sql = statement(&c, target.sql().as_str());
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(!self.pooled);
             query = bind_filter(query, &filter);
-            let done = query.execute(conn.get()).await.map_err(doing("changing dead events"))?.rows_affected();
+            let done =
+                query.execute(conn.get()).await.map_err(doing("changing dead events"))?.rows_affected();
             conn.commit().await?;
             total += done;
             if done == 0 {
@@ -492,7 +496,8 @@ async fn open_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<
         .map_err(doing("counting events"))?;
     rows.iter()
         .map(|row| {
-            let count = |name: &str| Ok::<u64, airtight_core::Error>(decode::get::<i64>(row, name)?.unsigned_abs());
+            let count =
+                |name: &str| Ok::<u64, airtight_core::Error>(decode::get::<i64>(row, name)?.unsigned_abs());
             Ok(StreamStatus {
                 stream: decode::get(row, "stream")?,
                 pending: count("pending")?,
@@ -569,7 +574,12 @@ async fn unread_streams(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Resu
 }
 
 /// Keys with a failed or dead event and others waiting behind it.
-async fn blocked_keys(outbox: &PgOutbox, conn: &mut Conn, c: &Columns, limit: i64) -> Result<Vec<BlockedKey>> {
+async fn blocked_keys(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &Columns,
+    limit: i64,
+) -> Result<Vec<BlockedKey>> {
     let retry = c.next_retry_at();
     // On a fast table what waits is marked; elsewhere it is everything open behind a waiting event.
     let held = if c.is_fast() {

@@ -224,7 +224,10 @@ impl Columns {
             return format!("{} = 0", col(phase));
         }
         let roles = [Some(&self.status.new), Some(&self.status.retrying), self.status.processing.as_ref()];
-        format!("({})", roles.into_iter().flatten().map(|role| self.is(role)).collect::<Vec<_>>().join(" OR "))
+        format!(
+            "({})",
+            roles.into_iter().flatten().map(|role| self.is(role)).collect::<Vec<_>>().join(" OR ")
+        )
     }
 
     /// Whether the row waits for a person.

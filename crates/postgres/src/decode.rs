@@ -23,8 +23,9 @@ pub(crate) fn event(row: &PgRow, spec: &TableSpec, max_payload: usize) -> Result
 
 fn decode(row: &PgRow, spec: &TableSpec, max_payload: usize, id: &str) -> Result<Event> {
     let required = |column: &str, name: &str| {
-        text(row, column)?
-            .ok_or_else(|| Error::permanent("bad_row", format!("{name} is NULL, which the mapping does not allow")))
+        text(row, column)?.ok_or_else(|| {
+            Error::permanent("bad_row", format!("{name} is NULL, which the mapping does not allow"))
+        })
     };
     let payload = payload(row, spec, max_payload)?;
     let headers: Headers = match text(row, "e_headers")? {

@@ -68,7 +68,9 @@ async fn listen(options: PgConnectOptions, channel: String, woken: Arc<Notify>) 
                     }
                     Err(_) => {
                         let ping = sqlx::query("SELECT 1").execute(&mut listener);
-                        tokio::time::timeout(SILENCE, ping).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
+                        tokio::time::timeout(SILENCE, ping)
+                            .await
+                            .map_err(|_| sqlx::Error::PoolTimedOut)??;
                         continue;
                     }
                 }

@@ -106,6 +106,7 @@ impl PgOutbox {
         let mut conn = self.begin().await?;
         // One process at a time; the others find everything done.
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('airtight migrate ' || $1, 0))")
+            .persistent(!self.pooled)
             .bind(&self.options.schema)
             .execute(conn.get())
             .await
@@ -114,6 +115,7 @@ impl PgOutbox {
 
         let applied = format!("SELECT outbox, version FROM {}.migration", quote(&self.options.schema));
         let rows = sqlx::query(AssertSqlSafe(applied))
+            .persistent(!self.pooled)
             .fetch_all(conn.get())
             .await
             .map_err(doing("reading applied migrations"))?;
@@ -140,7 +142,8 @@ impl PgOutbox {
             let there = self.is_notifying(&mut conn).await?;
             if there != self.options.notify {
                 run(&mut conn, names.notify(self.options.notify), "setting up NOTIFY").await?;
-                let what = if self.options.notify { "notifies on every insert" } else { "no longer notifies" };
+                let what =
+                    if self.options.notify { "notifies on every insert" } else { "no longer notifies" };
                 done.push(format!("{} {what}", self.spec.display_name()));
             }
         }
@@ -158,6 +161,7 @@ impl PgOutbox {
              JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname = $1 AND c.relname = $2 AND g.tgname = $3)",
         )
+        .persistent(!self.pooled)
         .bind(&self.options.schema)
         .bind(&self.options.table)
         .bind(trigger)

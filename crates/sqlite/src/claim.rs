@@ -13,14 +13,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use airtight_core::{
     Order, Result,
-    queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowKey, SUSPECT_AFTER, evicted},
+    queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowKey, evicted},
 };
 use futures::TryStreamExt;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    candidate::{Candidate, Place, filters_here, key_value, select_statement, streams_bind, streams_where},
+    candidate::{
+        Candidate, Kind, Place, barrier_statements, filters_here, key_value, select_statement, streams_bind,
+        streams_where,
+    },
     decode::{self, row_key},
     error::db,
     outbox::SqliteOutbox,
@@ -118,8 +121,10 @@ impl<'a> Claim<'a> {
             let decision = self.decide(candidates);
             self.hold(conn, &decision.hold).await?;
             self.set_apart(conn, &decision.suspects).await?;
+            let moved = !(decision.hold.is_empty() && decision.suspects.is_empty());
             rows = self.take(conn, decision.take).await?;
-            if !(rows.is_empty() && full) {
+            // Total order holds nothing back, so nothing was cleared away.
+            if !(rows.is_empty() && full && moved) || self.request.member.order == Order::Total {
                 break;
             }
         }
@@ -169,20 +174,8 @@ impl<'a> Claim<'a> {
 
     /// With total order: the first event that nothing may pass.
     async fn barrier(&self, conn: &mut SqliteConnection) -> Result<Option<Place>> {
-        let sql = self.sql;
-        let mut arms = vec![format!("{} AND {} IS NOT NULL AND {1} > ?1", sql.open("o"), sql.retry("o"))];
-        if self.request.member.block_on_dead {
-            arms.push(sql.closed("o"));
-        }
         let mut first: Option<Place> = None;
-        for arm in arms {
-            let statement = format!(
-                "SELECT {} FROM {} WHERE {arm}{} {} LIMIT 1",
-                sql.place("o"),
-                sql.from("o"),
-                streams_where(sql, "o", &self.request.member.streams, 2),
-                sql.order_by("o", "ASC")
-            );
+        for statement in barrier_statements(self.sql, self.request.member) {
             let row = sqlx::query(AssertSqlSafe(statement))
                 .bind(&self.now)
                 .bind(&self.streams)
@@ -201,19 +194,12 @@ impl<'a> Claim<'a> {
         conn: &mut SqliteConnection,
         barrier: Option<&Place>,
     ) -> Result<(Vec<Candidate>, bool)> {
-        let sql = self.sql;
         let order = self.request.member.order;
         self.look_around(conn).await?;
-        let by_place = sql.order_by("o", "ASC");
-        let hot = format!("{} IS NULL", sql.retry("o"));
-        let (mut candidates, hot_full) = self.select(conn, &hot, &by_place, self.request.events).await?;
+        let (mut candidates, hot_full) = self.select(conn, Kind::Hot, self.request.events).await?;
         let seen_to = candidates.last().filter(|_| hot_full).map(|last| last.place.clone());
 
-        let due =
-            format!("{} IS NOT NULL AND {0} <= ?1 AND {} < {SUSPECT_AFTER}", sql.retry("o"), sql.lost("o"));
-        let by_time = format!("ORDER BY {}", sql.retry("o"));
-        let due_order = if order == Order::Total { &by_place } else { &by_time };
-        let (due, due_full) = self.select(conn, &due, due_order, self.request.events).await?;
+        let (due, due_full) = self.select(conn, Kind::Due, self.request.events).await?;
         let due_seen_to =
             due.last().filter(|_| due_full && order == Order::Total).map(|last| last.place.clone());
 
@@ -234,13 +220,12 @@ impl<'a> Claim<'a> {
     async fn select(
         &self,
         conn: &mut SqliteConnection,
-        arm: &str,
-        order_by: &str,
+        kind: Kind,
         limit: usize,
     ) -> Result<(Vec<Candidate>, bool)> {
         let member = self.request.member;
-        let statement = select_statement(self.sql, self.request, arm, order_by);
-        let mut rows = sqlx::query(AssertSqlSafe(statement))
+        let statement = select_statement(self.sql, self.request, kind);
+        let mut query = sqlx::query(AssertSqlSafe(statement))
             .bind(&self.now)
             .bind(&self.streams)
             .bind(&self.tokens)
@@ -250,8 +235,11 @@ impl<'a> Claim<'a> {
                 -1
             } else {
                 i64::try_from(limit).unwrap_or(i64::MAX)
-            })
-            .fetch(conn);
+            });
+        for stream in &member.streams {
+            query = query.bind(stream);
+        }
+        let mut rows = query.fetch(conn);
         let mut found = Vec::new();
         while let Some(row) = rows.try_next().await.map_err(db)? {
             if let Some(candidate) = self.read(&row)? {
@@ -388,17 +376,14 @@ impl<'a> Claim<'a> {
         conn: &mut SqliteConnection,
         barrier: Option<&Place>,
     ) -> Result<Option<Candidate>> {
-        let sql = self.sql;
         let order = self.request.member.order;
-        let arm =
-            format!("{} >= {SUSPECT_AFTER} AND ({} IS NULL OR {1} <= ?1)", sql.lost("o"), sql.retry("o"));
         let limit = usize::try_from(SUSPECTS_AT_ONCE).unwrap_or(1);
         self.look_around(conn).await?;
-        let (candidates, _) = self.select(conn, &arm, &sql.order_by("o", "ASC"), limit).await?;
+        let (candidates, _) = self.select(conn, Kind::Suspect, limit).await?;
         let mut held = Vec::new();
         let mut found = None;
         for candidate in candidates {
-            if order != Order::None && barrier.is_some_and(|barrier| candidate.place >= *barrier) {
+            if order != Order::None && barrier.is_some_and(|barrier| candidate.place > *barrier) {
                 break;
             }
             if order == Order::Key && (candidate.waits_for.is_some() || candidate.behind_dead) {

@@ -84,9 +84,7 @@ pub(crate) async fn blocked(conn: &mut SqliteConnection, sql: &Sql, member: &Mem
 
 /// Whether a row is held back.
 pub(crate) fn is_held(sql: &Sql, alias: &str) -> String {
-    let retry = sql.retry(alias);
-    // The middle part repeats what the index says of itself.
-    format!("{} AND {retry} IS NOT NULL AND {retry} = '{HELD}'", sql.open(alias))
+    format!("{} AND {} = '{HELD}'", sql.open(alias), sql.retry(alias))
 }
 
 /// A common table expression `k(key)`: every key with held events. Where there is an index, it is skipped
@@ -150,6 +148,15 @@ async fn free_rows(
 
 /// Keys whose first held event has nothing in front of it.
 async fn keys_with_free_rows(conn: &mut SqliteConnection, sql: &Sql, member: &Member) -> Result<Vec<String>> {
+    let rows = sqlx::query(AssertSqlSafe(free_keys_statement(sql, member)))
+        .bind(streams_bind(&member.streams))
+        .fetch_all(conn)
+        .await
+        .map_err(db)?;
+    Ok(rows.iter().filter_map(|row| decode::lossy(row, 0)).collect())
+}
+
+pub(crate) fn free_keys_statement(sql: &Sql, member: &Member) -> String {
     let first = if sql.canonical {
         format!(
             "{} = (SELECT {} FROM {} WHERE {} AND {} = k.key{} {} LIMIT 1)",
@@ -169,18 +176,12 @@ async fn keys_with_free_rows(conn: &mut SqliteConnection, sql: &Sql, member: &Me
             streams_where(sql, "o", &member.streams, 1)
         )
     };
-    let statement = format!(
+    format!(
         "WITH {} SELECT k.key FROM k WHERE k.key IS NOT NULL AND EXISTS (SELECT 1 FROM {} WHERE {first}{})",
         held_keys(sql),
         sql.from("o"),
         nothing_before(sql, member, "o")
-    );
-    let rows = sqlx::query(AssertSqlSafe(statement))
-        .bind(streams_bind(&member.streams))
-        .fetch_all(conn)
-        .await
-        .map_err(db)?;
-    Ok(rows.iter().filter_map(|row| decode::lossy(row, 0)).collect())
+    )
 }
 
 /// ` AND NOT EXISTS …`: no earlier event of its key waits, or is dead where that blocks.

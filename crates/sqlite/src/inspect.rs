@@ -42,15 +42,8 @@ pub(crate) async fn matching(conn: &mut SqliteConnection, sql: &Sql, filter: &Fi
 }
 
 async fn select(conn: &mut SqliteConnection, sql: &Sql, filter: &Filter) -> Result<Vec<SqliteRow>> {
-    let statement = format!(
-        "SELECT {} FROM {} WHERE {} {} LIMIT ?6",
-        columns(sql),
-        sql.from("o"),
-        conditions(sql, filter),
-        sql.order_by("o", if filter.newest_first { "DESC" } else { "ASC" })
-    );
     let limit = if filter.limit == 0 { DEFAULT_LIMIT } else { filter.limit };
-    sqlx::query(AssertSqlSafe(statement))
+    sqlx::query(AssertSqlSafe(list_statement(sql, filter)))
         .bind(&filter.stream)
         .bind(&filter.event_type)
         .bind(&filter.aggregate_id)
@@ -60,6 +53,22 @@ async fn select(conn: &mut SqliteConnection, sql: &Sql, filter: &Filter) -> Resu
         .fetch_all(conn)
         .await
         .map_err(db)
+}
+
+pub(crate) fn list_statement(sql: &Sql, filter: &Filter) -> String {
+    let direction = if filter.newest_first { "DESC" } else { "ASC" };
+    let closed = |state: &State| matches!(state, State::Dead | State::Unknown);
+    let order_by = if !filter.states.is_empty() && filter.states.iter().all(closed) {
+        sql.sorted("o", direction)
+    } else {
+        sql.order_by("o", direction)
+    };
+    format!(
+        "SELECT {} FROM {} WHERE {} {order_by} LIMIT ?6",
+        columns(sql),
+        sql.from("o"),
+        conditions(sql, filter)
+    )
 }
 
 fn conditions(sql: &Sql, filter: &Filter) -> String {

@@ -43,6 +43,8 @@ mod error;
 mod hold;
 mod inspect;
 mod outbox;
+#[cfg(test)]
+mod plans;
 mod publish;
 mod queue;
 mod schema;

@@ -7,7 +7,11 @@
 use airtight_core::{Error, Result, table::quote};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
-use crate::{error::db, outbox::SqliteOutbox, sql::Sql};
+use crate::{
+    error::db,
+    outbox::SqliteOutbox,
+    sql::{HELD, Sql},
+};
 
 /// The newest schema this program knows.
 const VERSION: i64 = 1;
@@ -102,13 +106,9 @@ fn outbox_tables(sql: &Sql) -> Vec<String> {
         ),
         index("hot", "seq", "phase = 0 AND next_retry_at IS NULL"),
         index("hot_stream", "stream, seq", "phase = 0 AND next_retry_at IS NULL"),
-        index("due", "next_retry_at", "phase = 0 AND next_retry_at IS NOT NULL"),
+        index("due", "next_retry_at", &format!("phase = 0 AND next_retry_at < '{HELD}'")),
         index("waiting", "aggregate_id, seq", "phase = 0 AND next_retry_at IS NOT NULL"),
-        index(
-            "held",
-            "aggregate_id, seq",
-            "phase = 0 AND next_retry_at IS NOT NULL AND next_retry_at = '9999-12-31T00:00:00.000Z'",
-        ),
+        index("held", "aggregate_id, seq", &format!("phase = 0 AND next_retry_at = '{HELD}'")),
         index("dead", "aggregate_id, seq", "phase = 1"),
         index("suspect", "seq", "phase = 0 AND lost_leases >= 3"),
         index("unparted", "seq", "phase = 0 AND part IS NULL"),

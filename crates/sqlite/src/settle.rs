@@ -62,17 +62,7 @@ pub(crate) async fn still_held<'a>(
     if items.is_empty() {
         return Ok(HashMap::new());
     }
-    // CROSS JOIN keeps the order of the tables: the rows are looked up by their identity, never scanned.
-    let statement = format!(
-        "SELECT j.key, {} FROM json_each(?1) AS j CROSS JOIN {} \
-         WHERE {} = j.value->>'k' AND CAST({} AS TEXT) = j.value->>'t' AND {}",
-        sql.count("o"),
-        sql.from("o"),
-        sql.identity("o"),
-        sql.token("o"),
-        sql.processing("o")
-    );
-    let found = sqlx::query(AssertSqlSafe(statement))
+    let found = sqlx::query(AssertSqlSafe(still_held_statement(sql)))
         .bind(Value::from(items).to_string())
         .fetch_all(conn)
         .await
@@ -83,6 +73,19 @@ pub(crate) async fn still_held<'a>(
         held.insert(usize::try_from(index).unwrap_or(usize::MAX), row.try_get(1).map_err(db)?);
     }
     Ok(held)
+}
+
+pub(crate) fn still_held_statement(sql: &Sql) -> String {
+    // CROSS JOIN keeps the order of the tables: the rows are looked up by their identity, never scanned.
+    format!(
+        "SELECT j.key, {} FROM json_each(?1) AS j CROSS JOIN {} \
+         WHERE {} = j.value->>'k' AND CAST({} AS TEXT) = j.value->>'t' AND {}",
+        sql.count("o"),
+        sql.from("o"),
+        sql.identity("o"),
+        sql.token("o"),
+        sql.processing("o")
+    )
 }
 
 /// Rows by what happens to them.

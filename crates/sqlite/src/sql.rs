@@ -101,6 +101,15 @@ impl Sql {
         }
     }
 
+    /// The same by sorting what another index finds. Given the choice, SQLite walks along the whole table in
+    /// seq order, finished events first, because it then need not sort.
+    pub(crate) fn sorted(&self, a: &str, direction: &str) -> String {
+        match self.seq(a) {
+            Some(seq) => format!("ORDER BY +{seq} {direction}"),
+            None => self.order_by(a, direction),
+        }
+    }
+
     /// Whether row `a` comes before row `b`.
     pub(crate) fn before(&self, a: &str, b: &str) -> String {
         match (self.seq(a), self.seq(b)) {

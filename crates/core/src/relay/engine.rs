@@ -45,6 +45,8 @@ pub(super) struct Engine {
     delivering: HashMap<u64, Vec<Position>>,
     next_call: u64,
     circuit: Circuit,
+    /// The sink is being opened again, which may take long and must hold up nothing else.
+    reopen: Option<BoxFuture<'static, Result<()>>>,
 
     fetch: Option<BoxFuture<'static, Fetched>>,
     fetches: u64,
@@ -58,6 +60,8 @@ pub(super) struct Engine {
     unsettled: Vec<(Settlement, Option<Lane>)>,
     settle: Option<BoxFuture<'static, SettleDone>>,
     settle_failures: u32,
+    /// How many verdicts the settle under way has.
+    settling: usize,
     /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
     held: HashMap<Lane, Hold>,
 
@@ -114,6 +118,7 @@ impl Engine {
             deliveries: JoinSet::new(),
             delivering: HashMap::new(),
             next_call: 0,
+            reopen: None,
             fetch: None,
             fetches: 0,
             fetch_failures: 0,
@@ -122,6 +127,7 @@ impl Engine {
             unsettled: Vec::new(),
             settle: None,
             settle_failures: 0,
+            settling: 0,
             held: HashMap::new(),
             events: 0,
             bytes: 0,
@@ -145,7 +151,8 @@ impl Engine {
                 break;
             }
 
-            let circuit_timer = self.circuit.open_until().filter(|_| !self.stopping);
+            let closed = self.stopping || self.reopen.is_some();
+            let circuit_timer = self.circuit.open_until().filter(|_| !closed);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled(), if !self.stopping => {
@@ -160,7 +167,11 @@ impl Engine {
                 }
                 done = poll_option(&mut self.settle) => self.on_settled(done),
                 fetched = poll_option(&mut self.fetch) => self.on_fetched(fetched),
-                () = sleep_until(circuit_timer) => self.probe().await,
+                opened = poll_option(&mut self.reopen) => self.on_reopened(opened),
+                () = sleep_until(circuit_timer) => {
+                    let sink = self.sink.clone();
+                    self.reopen = Some(async move { sink.open().await }.boxed());
+                }
                 () = sleep_until(give_up_at), if give_up_at.is_some() => {
                     give_up_at = None;
                     self.abandon_deliveries();
@@ -177,7 +188,12 @@ impl Engine {
     /// Opens both ends. A source that is away is waited for; wrong credentials are not.
     async fn open(&mut self, shutdown: &CancellationToken) -> Result<bool> {
         let mut failures = 0;
-        while let Err(error) = self.source.open().await {
+        loop {
+            let opened = tokio::select! {
+                () = shutdown.cancelled() => return Ok(false),
+                opened = self.source.open() => opened,
+            };
+            let Err(error) = opened else { break };
             failures += 1;
             if error.class() != Class::Retryable {
                 return Err(error);
@@ -189,17 +205,24 @@ impl Engine {
                 () = tokio::time::sleep(wait) => {}
             }
         }
-        if let Err(error) = self.sink.open().await {
-            if error.class() == Class::Permanent {
-                // The claim to a place among the relays is given back before the error is reported.
+        let opened = tokio::select! {
+            () = shutdown.cancelled() => None,
+            opened = self.sink.open() => Some(opened),
+        };
+        match opened {
+            Some(Ok(())) => Ok(true),
+            Some(Err(error)) if error.class() != Class::Permanent => {
+                self.open_circuit(&error);
+                Ok(true)
+            }
+            // The place among the relays is given back before anything is reported.
+            ended => {
                 if let Err(error) = self.source.close().await {
                     tracing::warn!(pipeline = self.name, %error, "could not leave cleanly");
                 }
-                return Err(error);
+                ended.map_or(Ok(false), |opened| opened.map(|()| false))
             }
-            self.open_circuit(&error);
         }
-        Ok(true)
     }
 
     // --- fetching ---------------------------------------------------------------------------------------
@@ -235,10 +258,13 @@ impl Engine {
             let limits = Limits { events: 1, bytes: self.policy.in_flight_bytes };
             return (self.events == 0).then_some(limits);
         }
-        let events = self.policy.in_flight_events.saturating_sub(self.events).min(self.policy.batch_events);
+        // What is delivered but not settled is held by the source for us: it counts, or a source whose settles
+        // do not get through would be claimed to the last row.
+        let held = self.events + self.unsettled.len() + self.settling;
+        let events = self.policy.in_flight_events.saturating_sub(held).min(self.policy.batch_events);
         let bytes = self.policy.in_flight_bytes.saturating_sub(self.bytes);
         let worth_it = events * 2 >= self.policy.batch_events && bytes * 4 >= self.policy.in_flight_bytes;
-        (self.events == 0 || worth_it).then_some(Limits { events: events.max(1), bytes: bytes.max(1) })
+        (held == 0 || worth_it).then_some(Limits { events: events.max(1), bytes: bytes.max(1) })
     }
 
     fn on_fetched(&mut self, fetched: Fetched) {
@@ -366,11 +392,21 @@ impl Engine {
         }
         let mut outcomes = outcomes.into_iter();
         let mut away: Option<Error> = None;
+        let mut failed = false;
         let mut finished: Vec<Lane> = Vec::new();
         for queued in batch {
             let outcome = outcomes.next().unwrap_or_else(|| {
                 Outcome::Failed(Error::retryable("no_outcome", "the sink gave no outcome for this event"))
             });
+            // Released, it would come again at once and at no cost, for ever.
+            let outcome = match outcome {
+                Outcome::Skipped if !failed => Outcome::Failed(Error::retryable(
+                    "skipped",
+                    "the sink skipped this event, though none before it had failed",
+                )),
+                other => other,
+            };
+            failed |= !matches!(outcome, Outcome::Delivered);
             match &outcome {
                 Outcome::Failed(error) if error.class() == Class::Unavailable => away = Some(error.clone()),
                 Outcome::Skipped => {}
@@ -430,14 +466,12 @@ impl Engine {
         self.release_waiting();
     }
 
-    async fn probe(&mut self) {
+    fn on_reopened(&mut self, opened: Result<()>) {
         self.circuit.probe();
-        if let Err(error) = self.sink.open().await {
-            if error.class() == Class::Permanent {
-                self.stop(Some(error));
-            } else {
-                self.open_circuit(&error);
-            }
+        match opened {
+            Ok(()) => self.stats.circuit_open.store(false, Ordering::Relaxed),
+            Err(error) if error.class() == Class::Permanent => self.stop(Some(error)),
+            Err(error) => self.open_circuit(&error),
         }
     }
 
@@ -457,7 +491,8 @@ impl Engine {
             return;
         }
         let batch = self.unsettled.drain(..self.unsettled.len().min(SETTLE_BATCH));
-        let (settlements, holds) = batch.unzip();
+        let (settlements, holds): (Vec<_>, Vec<_>) = batch.unzip();
+        self.settling = settlements.len();
         self.settle = Some(settle(self.source.clone(), settlements, holds, Duration::ZERO));
     }
 
@@ -471,11 +506,16 @@ impl Engine {
                 self.settle_failures += 1;
                 let wait = SOURCE_BACKOFF.after(self.settle_failures);
                 tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot settle {} events; trying again in {wait:.1?}", settlements.len());
+                if error.class() == Class::Permanent && !self.stopping {
+                    tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
+                    self.stop(Some(error));
+                }
                 if self.stopping && self.settle_failures > 5 {
                     tracing::warn!(
                         pipeline = self.name,
                         "stopping without settling: these events will be delivered again"
                     );
+                    self.settling = 0;
                     return;
                 }
                 self.settle = Some(settle(self.source.clone(), settlements, holds, wait));
@@ -483,6 +523,7 @@ impl Engine {
             }
         };
         self.settle_failures = 0;
+        self.settling = 0;
         if settled.fenced > 0 {
             tracing::warn!(
                 pipeline = self.name,
@@ -562,6 +603,7 @@ impl Engine {
         self.stopping = true;
         self.fatal = self.fatal.take().or(fatal);
         self.release_waiting();
+        self.reopen = None;
         if self.waiting {
             self.fetch = None;
         }
@@ -585,7 +627,8 @@ impl Engine {
         self.publish_size();
     }
 
-    async fn close(&self) {
+    /// Takes `&mut`, since a shared reference across an await would keep the relay from being spawned.
+    async fn close(&mut self) {
         if let Err(error) = self.sink.close().await {
             tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
         }
@@ -604,7 +647,9 @@ impl Hold {
 async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivered {
     let (deliveries, rest): (Vec<Delivery>, Vec<_>) =
         batch.into_iter().map(|queued| (queued.delivery, (queued.ownership, queued.size))).unzip();
-    let outcomes = match AssertUnwindSafe(sink.deliver(&deliveries)).catch_unwind().await {
+    // The call is inside as well: a sink written by hand may panic before it returns its future.
+    let attempt = AssertUnwindSafe(async { sink.deliver(&deliveries).await });
+    let outcomes = match attempt.catch_unwind().await {
         Ok(outcomes) => outcomes,
         Err(panic) => {
             let what = panic_message(&*panic);

@@ -212,7 +212,8 @@ fn blocking(member: &Member, c: &Columns, n: &Names) -> (String, String) {
                     " OR EXISTS (SELECT FROM {table} t WHERE {key} = x.key AND {dead} AND {seq} < x.seq)"
                 ));
             }
-            let free = "NOT EXISTS (SELECT FROM candidate s WHERE s.suspect AND s.key = x.key AND s.seq < x.seq)";
+            let free =
+                "NOT EXISTS (SELECT FROM candidate s WHERE s.suspect AND s.key = x.key AND s.seq < x.seq)";
             (blocked, free.into())
         }
         Order::Total => {

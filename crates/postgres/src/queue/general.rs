@@ -24,8 +24,7 @@ impl PgQueue {
             Order::Total => request.events.min(TOTAL_BATCH),
             Order::None | Order::Key => request.events,
         };
-        let partitions: Vec<i16> =
-            request.partitions.iter().filter_map(|n| i16::try_from(*n).ok()).collect();
+        let partitions: Vec<i16> = request.partitions.iter().filter_map(|n| i16::try_from(*n).ok()).collect();
         let mut conn = self.outbox.acquire().await?;
         let rows = sqlx::query(AssertSqlSafe(claim(columns, member, request.alone)))
             .persistent(!self.outbox.pooled)
@@ -64,10 +63,9 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let streams = format!("(cardinality($8::text[]) = 0 OR {} = ANY($8))", c.field(&c.spec.stream));
 
     let slot = match member.order {
-        Order::Key => format!(
-            "(mod(hashtextextended({key}, 0), {n}) + {n}) % {n}",
-            n = i64::from(member.partitions)
-        ),
+        Order::Key => {
+            format!("(mod(hashtextextended({key}, 0), {n}) + {n}) % {n}", n = i64::from(member.partitions))
+        }
         Order::None | Order::Total => "0::bigint".into(),
     };
     let in_partition = match member.order {
@@ -221,7 +219,11 @@ fn moved(c: &Columns) -> String {
         set.push(format!("{} = $1::uuid{cast}", quote(column)));
     }
     if let Some(column) = &c.spec.locked_until {
-        set.push(format!("{} = {}", quote(column), c.write_time(column, "now() + make_interval(secs => $4)")));
+        set.push(format!(
+            "{} = {}",
+            quote(column),
+            c.write_time(column, "now() + make_interval(secs => $4)")
+        ));
     }
     for column in [&c.spec.last_attempt_at, &c.spec.updated_at].into_iter().flatten() {
         set.push(format!("{} = {}", quote(column), c.write_time(column, "now()")));

@@ -9,12 +9,18 @@ use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use super::{int_keys, text_keys};
-use crate::{PgOutbox, columns::{Columns, col}, error::doing, outbox::Conn};
+use crate::{
+    PgOutbox,
+    columns::{Columns, col},
+    error::doing,
+    outbox::Conn,
+};
 
 /// One at a time in a group: whoever changes who owns what. A transaction's lock, so that it works behind a
 /// pooler and ends with the transaction, however that ends.
-async fn lock_group(conn: &mut Conn, c: &Columns) -> Result<()> {
+async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<()> {
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('airtight relays ' || $1, 0))")
+        .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .execute(conn.get())
         .await
@@ -24,7 +30,7 @@ async fn lock_group(conn: &mut Conn, c: &Columns) -> Result<()> {
 
 pub(super) async fn join(outbox: &PgOutbox, c: &Columns, member: &Member) -> Result<()> {
     let mut conn = outbox.begin().await?;
-    lock_group(&mut conn, c).await?;
+    lock_group(outbox, &mut conn, c).await?;
     let overlap = format!(
         "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 AND expires_at > now() \
          AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
@@ -176,7 +182,7 @@ pub(super) async fn take(
 ) -> Result<Vec<u16>> {
     let failed = doing("taking partitions");
     let mut conn = outbox.begin().await?;
-    lock_group(&mut conn, c).await?;
+    lock_group(outbox, &mut conn, c).await?;
     // Waits for a claim that the evicted relay has under way: that holds its row.
     sqlx::query(AssertSqlSafe(format!("DELETE FROM {} WHERE outbox = $1 AND expires_at < now()", c.relay)))
         .persistent(!outbox.pooled)
@@ -205,12 +211,7 @@ pub(super) async fn take(
     Ok(taken.into_iter().filter_map(|n| u16::try_from(n).ok()).collect())
 }
 
-pub(super) async fn give(
-    outbox: &PgOutbox,
-    c: &Columns,
-    member: &Member,
-    partitions: &[u16],
-) -> Result<()> {
+pub(super) async fn give(outbox: &PgOutbox, c: &Columns, member: &Member, partitions: &[u16]) -> Result<()> {
     let sql = format!(
         "UPDATE {} SET owner = NULL WHERE outbox = $1 AND grp = $2 AND n = ANY($3::smallint[]) AND owner = $4",
         c.partition

@@ -22,13 +22,7 @@ use async_trait::async_trait;
 use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
-use crate::{
-    PgOutbox,
-    columns::Columns,
-    decode,
-    error::doing,
-    listen::Listener,
-};
+use crate::{PgOutbox, columns::Columns, decode, error::doing, listen::Listener};
 
 /// With total order more would only be given back when one fails.
 const TOTAL_BATCH: usize = 100;
@@ -161,8 +155,7 @@ impl QueueStore for PgQueue {
             .map_err(doing("counting the backlog"))?;
         conn.commit().await?;
         let count = |index: usize| row.try_get::<i64, _>(index).map_err(doing("counting the backlog"));
-        let mut backlog =
-            Backlog { unfinished: count(0)?.unsigned_abs(), blocked: count(1)?.unsigned_abs() };
+        let mut backlog = Backlog { unfinished: count(0)?.unsigned_abs(), blocked: count(1)?.unsigned_abs() };
         if member.block_on_dead && member.order == Order::Total && self.has_dead(c, member).await? {
             backlog.blocked = backlog.unfinished;
         }

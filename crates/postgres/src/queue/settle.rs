@@ -145,7 +145,9 @@ fn general(c: &Columns, kind: Kind) -> String {
         Kind::Delivered => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
         Kind::Dead if !error_here => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
         Kind::Dead => {
-            format!("UPDATE {side} s SET {free}, lost_leases = 0{error} FROM {values} WHERE {mine} {returning}")
+            format!(
+                "UPDATE {side} s SET {free}, lost_leases = 0{error} FROM {values} WHERE {mine} {returning}"
+            )
         }
         Kind::Unknown => format!(
             "UPDATE {side} s SET {free}, lost_leases = 0, unknown = true{error} FROM {values} WHERE {mine} {returning}"
@@ -216,7 +218,8 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
     }
     // A role that shares its word with another is told apart by its count: a permanent failure spends it.
     if let Some((column, least)) = spent(role) {
-        let base = count.filter(|(name, _)| *name == column).map_or(format!("t.{}", quote(column)), |(_, e)| e);
+        let base =
+            count.filter(|(name, _)| *name == column).map_or(format!("t.{}", quote(column)), |(_, e)| e);
         count = Some((column, format!("greatest({base}, {least})")));
     }
     set.extend(count.map(|(column, value)| format!("{} = {value}", quote(column))));

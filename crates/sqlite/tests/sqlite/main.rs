@@ -10,3 +10,4 @@ mod publish;
 mod queue;
 mod relay;
 mod schema;
+mod speed;

@@ -205,6 +205,8 @@ async fn an_event_that_lost_three_leases_is_delivered_alone() {
         assert_eq!(got.seqs(), expected, "{order:?}");
         assert_eq!(fixture.status(1).await, "pending");
         relay.settle(&got, Verdict::Delivered).await;
+        let again = relay.claim(10).await;
+        assert!(again.claimed.suspects && again.seqs().is_empty(), "{order:?}: it is left alone");
 
         let alone = relay.claim_alone().await;
         assert_eq!(alone.seqs(), [1]);

@@ -1,0 +1,316 @@
+//! Relays that come, go, crash and lose their store, over sinks that fail in every way they can: nothing is lost,
+//! and first deliveries of each key are in order. A loop over seeds, for some seconds.
+//!
+//! `AIRTIGHT_CHAOS_SECONDS` makes it longer, `AIRTIGHT_CHAOS_SEED` starts it elsewhere. A seed decides what is
+//! done, not when the scheduler runs whom, so a failure may take several runs of its seed to come again.
+
+mod kit;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    env,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use airtight_core::{
+    Backoff, Capabilities, Delivery, Order, Outcome, Policy, Sink,
+    queue::{Queue, QueueOptions},
+    state::State,
+};
+use airtight_testkit::{memory_queue::MemoryStore, wait::eventually};
+use async_trait::async_trait;
+use fastrand::Rng;
+
+use crate::kit::{Running, away, event, lock, ms, policy, refused};
+
+/// What has reached the destination, whoever brought it.
+#[derive(Default)]
+struct World {
+    first: Mutex<Vec<(String, i64)>>,
+    seen: Mutex<HashSet<i64>>,
+    problems: Mutex<Vec<String>>,
+}
+
+impl World {
+    fn accept(&self, delivery: &Delivery) {
+        // One lock for both, or two relays could note two events in the wrong order.
+        let mut first = lock(&self.first);
+        if lock(&self.seen).insert(delivery.event.seq) {
+            first.push((delivery.event.aggregate_id.clone(), delivery.event.seq));
+        }
+    }
+
+    fn problem(&self, what: String) {
+        lock(&self.problems).push(what);
+    }
+
+    fn check(&self, order: Order) -> Vec<String> {
+        let mut problems = lock(&self.problems).clone();
+        let mut lanes: BTreeMap<&str, i64> = BTreeMap::new();
+        let first = lock(&self.first);
+        for (key, seq) in first.iter().filter(|_| order != Order::None) {
+            let lane = if order == Order::Total { "" } else { key.as_str() };
+            let before = lanes.insert(lane, *seq).unwrap_or(0);
+            if before > *seq {
+                problems.push(format!("key {key}: {seq} was first delivered after {before}"));
+            }
+        }
+        problems
+    }
+}
+
+/// One relay's sink.
+#[derive(Clone)]
+struct Wild {
+    world: Arc<World>,
+    caps: Capabilities,
+    order: Order,
+    random: Arc<Mutex<Rng>>,
+    calls: Arc<AtomicUsize>,
+    busy: Arc<Mutex<HashSet<String>>>,
+}
+
+/// Ends a call also when it panics or is aborted.
+struct Call<'a>(&'a Wild, Vec<String>);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+        let mut busy = lock(&self.0.busy);
+        self.1.iter().for_each(|key| {
+            busy.remove(key);
+        });
+    }
+}
+
+impl Wild {
+    fn enter(&self, batch: &[Delivery]) -> Call<'_> {
+        let concurrent = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
+        if concurrent > self.caps.concurrency || batch.len() > self.caps.max_batch_events {
+            self.world.problem(format!("{concurrent} calls at once, {} events", batch.len()));
+        }
+        let mut keys: Vec<String> = batch.iter().map(|d| d.event.aggregate_id.clone()).collect();
+        let events = keys.len();
+        keys.sort();
+        keys.dedup();
+        if self.order != Order::None {
+            if !self.caps.prefix_per_key && keys.len() < events {
+                self.world.problem("two events of a key in one call, without a prefix".into());
+            }
+            let mut busy = lock(&self.busy);
+            for key in &keys {
+                if !busy.insert(key.clone()) {
+                    self.world.problem(format!("key {key} is in two calls at once"));
+                }
+            }
+        }
+        Call(self, keys)
+    }
+}
+
+#[async_trait]
+impl Sink for Wild {
+    fn capabilities(&self) -> Capabilities {
+        self.caps
+    }
+
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        let _call = self.enter(batch);
+        let mut failed: HashSet<&str> = HashSet::new();
+        let mut outcomes = Vec::new();
+        let mut gone = false;
+        for delivery in batch {
+            let (dice, pause) = {
+                let mut random = lock(&self.random);
+                (random.u32(0..1_000), random.u64(0..3_000))
+            };
+            match pause {
+                // Longer than the lease.
+                0..3 => tokio::time::sleep(ms(250)).await,
+                3..300 => tokio::time::sleep(ms(pause % 5)).await,
+                _ => tokio::task::yield_now().await,
+            }
+            let key = delivery.event.aggregate_id.as_str();
+            let outcome = match dice {
+                _ if gone => away(),
+                _ if failed.contains(key) => Outcome::Skipped,
+                0..60 => refused(),
+                60..70 => {
+                    gone = true;
+                    away()
+                }
+                70..74 => panic!("wild"),
+                74..80 => {
+                    // It arrived, and the answer was lost: the caller is to think that it did not.
+                    self.world.accept(delivery);
+                    refused()
+                }
+                80..84 => return outcomes,
+                _ => {
+                    self.world.accept(delivery);
+                    Outcome::Delivered
+                }
+            };
+            if !matches!(outcome, Outcome::Delivered) {
+                failed.insert(key);
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+}
+
+struct Life {
+    store: MemoryStore,
+    world: Arc<World>,
+    random: Rng,
+    options: QueueOptions,
+    policy: Policy,
+    caps: Capabilities,
+    relays: Vec<(MemoryStore, Running)>,
+}
+
+impl Life {
+    fn new(seed: u64) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let order = [Order::Key, Order::Key, Order::Key, Order::Total, Order::None][random.usize(0..5)];
+        let quick = Backoff { base: ms(2), multiplier: 2.0, cap: ms(20), jitter: 0.5 };
+        let policy = Policy {
+            order,
+            backoff: quick,
+            circuit: quick,
+            batch_events: random.usize(1..30),
+            in_flight_events: random.usize(1..80),
+            // Nothing may be dead in here: relays vanish all the time, and it is nobody's fault.
+            crashes_alone: 1_000_000,
+            max_attempts: 1_000_000,
+            grace: ms(random.u64(0..40)),
+            ..policy()
+        };
+        let caps = Capabilities {
+            prefix_per_key: random.bool(),
+            concurrency: [1, 3, 8][random.usize(0..3)],
+            max_batch_events: random.usize(1..12),
+            ..Capabilities::default()
+        };
+        let partitions = [1, 4, 16][random.usize(0..3)];
+        let options = QueueOptions { order, lease: ms(150), partitions, ..QueueOptions::default() };
+        Self {
+            store: MemoryStore::new(),
+            world: Arc::default(),
+            random,
+            options,
+            policy,
+            caps,
+            relays: Vec::new(),
+        }
+    }
+
+    fn start(&mut self) {
+        let connection = self.store.connection();
+        connection.chaos(self.random.u64(..), 0.02, 0.02);
+        let sink = Wild {
+            world: self.world.clone(),
+            caps: self.caps,
+            order: self.policy.order,
+            random: Arc::new(Mutex::new(self.random.fork())),
+            calls: Arc::default(),
+            busy: Arc::default(),
+        };
+        let queue = Arc::new(Queue::new(connection.clone(), self.options.clone()));
+        let relay = Running::of(queue, &sink, self.policy.clone(), false);
+        self.relays.push((connection, relay));
+    }
+
+    fn any(&mut self) -> Option<usize> {
+        (!self.relays.is_empty()).then(|| self.random.usize(0..self.relays.len()))
+    }
+
+    fn publish(&mut self) -> usize {
+        let count = self.random.usize(1..25);
+        let keys = [2, 9, 40][self.random.usize(0..3)];
+        for _ in 0..count {
+            self.store.publish(&[event(&format!("k{}", self.random.usize(0..keys)))]);
+        }
+        count
+    }
+
+    async fn step(&mut self) -> usize {
+        match self.random.u32(0..20) {
+            0..8 => return self.publish(),
+            8..11 if self.relays.len() < 3 => self.start(),
+            11 => {
+                if let Some(n) = self.any() {
+                    self.relays.swap_remove(n).1.kill().await;
+                }
+            }
+            12 => {
+                if let Some(n) = self.any() {
+                    let (connection, relay) = self.relays.swap_remove(n);
+                    connection.calm();
+                    relay.stop().await.expect("a relay stops without an error");
+                }
+            }
+            13 | 14 => {
+                if let Some(n) = self.any() {
+                    let down = self.random.bool();
+                    self.relays[n].0.set_down(down);
+                }
+            }
+            15 => self.store.expire_leases(),
+            _ => tokio::time::sleep(ms(self.random.u64(1..25))).await,
+        }
+        0
+    }
+
+    /// Lives, then calms down and finishes.
+    async fn run(mut self, seed: u64) {
+        self.start();
+        let mut published = self.publish();
+        for _ in 0..60 {
+            published += self.step().await;
+        }
+        self.start();
+        self.relays.iter().for_each(|(connection, _)| connection.calm());
+        let what = format!(
+            "seed {seed}: all of {published} to be done ({:?}, {:?}, {:?})",
+            self.options.order, self.caps, self.policy
+        );
+        let store = self.store.clone();
+        eventually(Duration::from_secs(30), &what, async || store.count(State::Done) == published).await;
+        for (_, relay) in self.relays {
+            relay.stop().await.expect("a relay stops without an error");
+        }
+        let problems = self.world.check(self.options.order);
+        assert!(problems.is_empty(), "seed {seed}, {:?}, {:?}: {problems:#?}", self.options, self.caps);
+        assert_eq!(lock(&self.world.seen).len(), published, "seed {seed}: done means delivered");
+        assert_eq!(self.store.violations(), Vec::<String>::new(), "seed {seed}");
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_and_keys_stay_in_order() {
+    std::panic::set_hook(Box::new(|panic| {
+        let wild = panic.payload().downcast_ref::<&str>() == Some(&"wild");
+        if !wild {
+            eprintln!("{panic}");
+        }
+    }));
+    let end = Instant::now() + Duration::from_secs(number("AIRTIGHT_CHAOS_SECONDS", 10));
+    let first = number("AIRTIGHT_CHAOS_SEED", fastrand::u64(0..1 << 32));
+    let mut seed = first;
+    while Instant::now() < end {
+        // Several lives at once use the time that each of them spends waiting.
+        futures::future::join_all((0..6).map(|n| Life::new(seed + n).run(seed + n))).await;
+        seed += 6;
+    }
+    println!("{} lives, from seed {first}", seed - first);
+}
