@@ -212,7 +212,8 @@ impl Life {
 
     fn start(&mut self) {
         let connection = self.store.connection();
-        connection.chaos(self.random.u64(..), 0.02, 0.02);
+        let slow = ms([0, 5, 30][self.random.usize(0..3)]);
+        connection.chaos(self.random.u64(..), 0.02, 0.02, slow);
         let sink = Wild {
             world: self.world.clone(),
             caps: self.caps,
@@ -262,6 +263,7 @@ impl Life {
                 }
             }
             15 => self.store.expire_leases(),
+            16 => self.store.evict_all(),
             _ => tokio::time::sleep(ms(self.random.u64(1..25))).await,
         }
         0
@@ -271,7 +273,7 @@ impl Life {
     async fn run(mut self, seed: u64) {
         self.start();
         let mut published = self.publish();
-        for _ in 0..60 {
+        for _ in 0..80 {
             published += self.step().await;
         }
         self.start();
