@@ -140,6 +140,78 @@ async fn a_key_that_always_fails_is_in_nobodys_way() {
     relay.stop().await.expect("stops");
 }
 
+/// A head is given up on, and its key goes on. Until the store knows the head is dead, a crash would bring it
+/// again, and delivered then it would come after what was behind it.
+#[tokio::test]
+async fn a_key_goes_on_only_when_its_dead_head_is_settled() {
+    for order in [Order::Key, Order::Total] {
+        let store = MemoryStore::new();
+        let door = Door::shut();
+        let sink = first_call(&door, refused);
+        let published = store.publish(&[event("a"), event("a"), event("a")]);
+        let lease = QueueOptions { order, lease: ms(200), ..options() };
+        let once = Policy { order, max_attempts: 1, ..policy() };
+        let connection = store.connection();
+        let relay = Running::start(&connection, lease.clone(), &sink, once.clone());
+        eventually(PATIENCE, "the head to be on its way", async || sink.arrived().len() == 1).await;
+        let settle = connection.pause_next(Verb::Settle, When::Before);
+        door.open();
+        settle.reached().await;
+        let beats = connection.calls(Verb::Claim);
+        let waited = Instant::now();
+        eventually(PATIENCE, "a while to pass", async || {
+            connection.calls(Verb::Claim) > beats + 2 || waited.elapsed() > ms(100)
+        })
+        .await;
+        relay.kill().await;
+        Running::drain(&store.connection(), lease, &sink, once).end().await.expect("drains");
+        let first: Vec<i64> = sink.of_key("a");
+        assert_eq!(first[0], published[0].seq);
+        assert_eq!(first[1..], published.iter().map(|p| p.seq).collect::<Vec<_>>(), "{order:?}");
+    }
+}
+
+/// With the verdict settled, a key goes on behind its dead head, from memory and in order.
+#[tokio::test]
+async fn a_key_goes_on_behind_its_dead_head() {
+    let store = MemoryStore::new();
+    let published = store.publish(&vec![event("a"); 12]);
+    let sink = TestSink::new(async |batch: Vec<Delivery>| {
+        let outcome = |d: &Delivery| match d.event.seq % 3 {
+            0 => Outcome::Failed(Error::permanent("no", "never")),
+            1 => Outcome::Unknown(Error::retryable("timeout", "who knows")),
+            _ => Outcome::Delivered,
+        };
+        batch.iter().map(outcome).collect()
+    });
+    let relay = Running::drain(&store, options(), &sink, policy());
+    let summary = relay.end().await.expect("drains");
+    assert_eq!((summary.delivered, summary.dead, summary.unknown, summary.released), (4, 4, 4, 0));
+    assert_eq!(sink.of_key("a"), published.iter().map(|p| p.seq).collect::<Vec<_>>());
+}
+
+/// A row that cannot be an event dies while its key is busy; that must not set the key free.
+#[tokio::test]
+async fn a_reject_leaves_a_busy_key_busy() {
+    let store = MemoryStore::new();
+    let door = Door::shut();
+    let sink = first_call(&door, || Outcome::Delivered);
+    let large = event("a").json_text(format!("\"{}\"", "x".repeat(500)));
+    let published = store.publish(&[event("a"), large, event("a")]);
+    let relay = Running::start(&store, QueueOptions { max_payload: 100, ..options() }, &sink, policy());
+    eventually(PATIENCE, "the reject to be dead", async || store.count(State::Dead) == 1).await;
+    let (waited, claims) = (Instant::now(), store.calls(Verb::Claim));
+    eventually(PATIENCE, "a while to pass", async || {
+        store.calls(Verb::Claim) > claims + 3 || waited.elapsed() > ms(100)
+    })
+    .await;
+    assert_eq!(sink.of_key("a"), [published[0].seq], "one event of a key at a time");
+    door.open();
+    all_done(&store, 2).await;
+    assert_eq!(sink.of_key("a"), [published[0].seq, published[2].seq]);
+    relay.stop().await.expect("stops");
+}
+
 // --- the circuit ----------------------------------------------------------------------------------------
 
 /// While nothing can be delivered, no attempt is spent, little is held and little is asked; then all goes on.
