@@ -57,13 +57,17 @@ pub(super) struct Engine {
     waiting: bool,
 
     /// Verdicts that wait to be settled.
-    unsettled: Vec<(Settlement, Option<Lane>)>,
+    unsettled: Vec<(Settlement, Then)>,
     settle: Option<BoxFuture<'static, SettleDone>>,
     settle_failures: u32,
     /// How many verdicts the settle under way has.
     settling: usize,
     /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
     held: HashMap<Lane, Hold>,
+    /// Lanes that go on, once the source knows that an event of theirs is dead or unknown, with the number of
+    /// such verdicts on their way. A crash before that brings the event again, and if it was delivered then, it
+    /// must not come after what is behind it.
+    ending: HashMap<Lane, usize>,
 
     events: usize,
     bytes: usize,
@@ -86,9 +90,18 @@ enum Fetched {
 
 struct SettleDone {
     settlements: Vec<Settlement>,
-    /// The lane that each verdict holds back.
-    holds: Vec<Option<Lane>>,
+    thens: Vec<Then>,
     result: Result<Settled>,
+}
+
+/// What follows for a lane when a verdict is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Nothing,
+    /// The source holds it from now on.
+    Held(Lane),
+    /// It goes on.
+    GoOn(Lane),
 }
 
 /// A lane whose head was not delivered. A fetch that began before the source knew may bring later events of
@@ -129,6 +142,7 @@ impl Engine {
             settle_failures: 0,
             settling: 0,
             held: HashMap::new(),
+            ending: HashMap::new(),
             events: 0,
             bytes: 0,
             stopping: false,
@@ -423,14 +437,16 @@ impl Engine {
             let lane = self.lanes.lane(&event.aggregate_id);
             let holds = judge::holds_lane(&verdict, &self.policy);
             self.shrink(1, queued.size);
-            self.push_verdict(queued.delivery.position, lane, verdict);
+            self.push_outcome(queued.delivery.position, lane, verdict);
             if holds {
                 self.clear_lane(lane);
             }
             finished.extend(lane);
         }
         for lane in finished {
-            self.lanes.finish(lane);
+            if !self.ending.contains_key(&lane) {
+                self.lanes.finish(lane);
+            }
         }
         if let Some(error) = away {
             self.open_circuit(&error);
@@ -479,11 +495,27 @@ impl Engine {
 
     /// Notes a verdict. `lane` is held back if the verdict says so, and until the source knows it.
     fn push_verdict(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
-        let holds = lane.filter(|_| judge::holds_lane(&verdict, &self.policy));
-        if let Some(lane) = holds {
-            self.held.entry(lane).or_default().unsettled += 1;
+        let then = match lane {
+            Some(lane) if judge::holds_lane(&verdict, &self.policy) => {
+                self.held.entry(lane).or_default().unsettled += 1;
+                Then::Held(lane)
+            }
+            _ => Then::Nothing,
+        };
+        self.unsettled.push((Settlement { position, verdict }, then));
+    }
+
+    /// The same for a verdict that ends a delivery. Only here a lane may be kept busy until the source knows:
+    /// it is this delivery that made it busy.
+    fn push_outcome(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+        let ends = matches!(verdict, Verdict::Dead { .. } | Verdict::Unknown { .. });
+        match lane {
+            Some(lane) if ends && !judge::holds_lane(&verdict, &self.policy) => {
+                *self.ending.entry(lane).or_default() += 1;
+                self.unsettled.push((Settlement { position, verdict }, Then::GoOn(lane)));
+            }
+            lane => self.push_verdict(position, lane, verdict),
         }
-        self.unsettled.push((Settlement { position, verdict }, holds));
     }
 
     fn start_settle(&mut self) {
@@ -491,13 +523,13 @@ impl Engine {
             return;
         }
         let batch = self.unsettled.drain(..self.unsettled.len().min(SETTLE_BATCH));
-        let (settlements, holds): (Vec<_>, Vec<_>) = batch.unzip();
+        let (settlements, thens): (Vec<_>, Vec<_>) = batch.unzip();
         self.settling = settlements.len();
-        self.settle = Some(settle(self.source.clone(), settlements, holds, Duration::ZERO));
+        self.settle = Some(settle(self.source.clone(), settlements, thens, Duration::ZERO));
     }
 
     fn on_settled(&mut self, done: SettleDone) {
-        let SettleDone { settlements, holds, result } = done;
+        let SettleDone { settlements, thens, result } = done;
         let settled = match result {
             Ok(settled) => settled,
             Err(error) => {
@@ -518,7 +550,7 @@ impl Engine {
                     self.settling = 0;
                     return;
                 }
-                self.settle = Some(settle(self.source.clone(), settlements, holds, wait));
+                self.settle = Some(settle(self.source.clone(), settlements, thens, wait));
                 return;
             }
         };
@@ -532,7 +564,7 @@ impl Engine {
             );
             add(&self.stats.fenced, settled.fenced);
         }
-        for (settlement, lane) in settlements.into_iter().zip(holds) {
+        for (settlement, then) in settlements.into_iter().zip(thens) {
             let counter = match settlement.verdict {
                 Verdict::Delivered => &self.stats.delivered,
                 Verdict::Retry { .. } => &self.stats.retried,
@@ -541,9 +573,27 @@ impl Engine {
                 Verdict::Released => &self.stats.released,
             };
             add(counter, 1);
-            if let Some(hold) = lane.and_then(|lane| self.held.get_mut(&lane)) {
-                hold.unsettled -= 1;
-                hold.fetches = self.fetches;
+            self.follow(then);
+        }
+    }
+
+    fn follow(&mut self, then: Then) {
+        match then {
+            Then::Nothing => {}
+            Then::Held(lane) => {
+                if let Some(hold) = self.held.get_mut(&lane) {
+                    hold.unsettled -= 1;
+                    hold.fetches = self.fetches;
+                }
+            }
+            Then::GoOn(lane) => {
+                let left = self.ending.get(&lane).map_or(0, |count| count - 1);
+                if left > 0 {
+                    self.ending.insert(lane, left);
+                } else {
+                    self.ending.remove(&lane);
+                    self.lanes.finish(lane);
+                }
             }
         }
     }
@@ -676,7 +726,7 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 fn settle(
     source: Arc<dyn Source>,
     settlements: Vec<Settlement>,
-    holds: Vec<Option<Lane>>,
+    thens: Vec<Then>,
     wait: Duration,
 ) -> BoxFuture<'static, SettleDone> {
     async move {
@@ -684,7 +734,7 @@ fn settle(
             tokio::time::sleep(wait).await;
         }
         let result = source.settle(&settlements).await;
-        SettleDone { settlements, holds, result }
+        SettleDone { settlements, thens, result }
     }
     .boxed()
 }
