@@ -456,6 +456,72 @@ async fn a_shutdown_without_a_store_ends() {
     ended.expect("no panic").expect("not an error");
 }
 
+/// Whatever hangs at a shutdown, the relay ends and leaves: renewing on and on, it would keep its partitions from
+/// everyone.
+#[tokio::test]
+async fn a_shutdown_ends_whatever_hangs() {
+    let quick = Policy { grace: ms(50), ..policy() };
+    let hung = |verb| {
+        let store = MemoryStore::new();
+        store.publish(&[event("a")]);
+        let gate = store.pause_next(verb, When::After);
+        (store, gate)
+    };
+    let ended = async |relay: Running, store: MemoryStore| {
+        relay.shutdown.cancel();
+        eventually(ms(9_000), "the relay to leave", async || store.relays() == 0).await;
+        relay.end().await.expect("stops");
+    };
+    let (claim, claim_gate) = hung(Verb::Claim);
+    let (settle, settle_gate) = hung(Verb::Settle);
+    let closing = MemoryStore::new();
+    closing.publish(&[event("a")]);
+    let sink = TestSink::fine();
+    let relays = (
+        Running::start(&claim, options(), &sink, quick.clone()),
+        Running::start(&settle, options(), &sink, quick.clone()),
+        Running::start(&closing, options(), &sink.clone().hang_in_close(), quick),
+    );
+    claim_gate.reached().await;
+    settle_gate.reached().await;
+    all_done(&closing, 1).await;
+    futures::join!(ended(relays.0, claim), ended(relays.1, settle), ended(relays.2, closing));
+}
+
+/// A relay that is stopped, or fails, while it opens its source leaves nothing of itself behind.
+#[tokio::test]
+async fn an_end_while_opening_leaves_nothing_behind() {
+    let store = MemoryStore::new();
+    let beat = store.pause_next(Verb::Heartbeat, When::After);
+    let relay = Running::start(&store, options(), &TestSink::fine(), policy());
+    beat.reached().await;
+    assert_eq!(store.relays(), 1, "it has joined");
+    relay.stop().await.expect("stops");
+    assert_eq!(store.relays(), 0, "it has left");
+
+    store.fail_next_with(
+        Verb::Heartbeat,
+        When::After,
+        Error::unavailable("rights", "no UPDATE on this table"),
+    );
+    let relay = Running::start(&store, options(), &TestSink::fine(), policy());
+    assert_eq!(relay.end().await.expect_err("it cannot go on").code(), "rights");
+    assert_eq!(store.relays(), 0, "it has left");
+}
+
+/// What is held cannot be given back at the end; the relay leaves all the same, and another need not wait.
+#[tokio::test]
+async fn a_close_leaves_although_it_cannot_give_back() {
+    let store = MemoryStore::new();
+    store.publish(&[event("a")]);
+    let queue = Queue::new(store.clone(), options());
+    queue.open().await.expect("opens");
+    assert_eq!(queue.next(Limits { events: 1, bytes: 1_000 }).await.expect("next").deliveries.len(), 1);
+    store.fail_next(Verb::Settle, When::Before);
+    queue.close().await.expect_err("it says that something went wrong");
+    assert_eq!(store.relays(), 0, "it has left");
+}
+
 // --- bounds ---------------------------------------------------------------------------------------------
 
 /// Memory stays within the bound in bytes, and an event that is larger than all of it passes.

@@ -59,6 +59,7 @@ pub(crate) struct TestSink {
     deliver: Arc<Deliver>,
     open: Arc<Open>,
     arrived: Arc<Mutex<Vec<(String, i64)>>>,
+    hangs_in_close: bool,
 }
 
 impl TestSink {
@@ -70,6 +71,7 @@ impl TestSink {
             deliver: Arc::new(move |batch| Box::pin(deliver(batch))),
             open: Arc::new(|| Box::pin(async { Ok(()) })),
             arrived: Arc::default(),
+            hangs_in_close: false,
         }
     }
 
@@ -88,6 +90,11 @@ impl TestSink {
         open: impl Fn() -> F + Send + Sync + 'static,
     ) -> Self {
         self.open = Arc::new(move || Box::pin(open()));
+        self
+    }
+
+    pub(crate) fn hang_in_close(mut self) -> Self {
+        self.hangs_in_close = true;
         self
     }
 
@@ -115,6 +122,13 @@ impl Sink for TestSink {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         lock(&self.arrived).extend(batch.iter().map(|d| (d.event.aggregate_id.clone(), d.event.seq)));
         (self.deliver)(batch.to_vec()).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        if self.hangs_in_close {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
     }
 }
 
