@@ -26,6 +26,10 @@ use crate::{
 /// The most verdicts in one settle: bounds the statement, not the throughput.
 const SETTLE_BATCH: usize = 4_000;
 
+/// How long leaving may take, and what of a claim or a settle is under way, beyond the grace for deliveries. A
+/// relay that hangs for ever at its end would renew for ever, too, and keep its partitions from everyone.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Waits between tries of a source that fails.
 const SOURCE_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
@@ -155,6 +159,7 @@ impl Engine {
             return Ok(());
         }
         let mut give_up_at = None;
+        let mut end_at = None;
         loop {
             if !self.stopping {
                 self.start_fetch();
@@ -165,6 +170,9 @@ impl Engine {
                 break;
             }
 
+            if self.stopping && end_at.is_none() {
+                end_at = Some(Instant::now() + self.policy.grace + LEAVE_TIMEOUT);
+            }
             let closed = self.stopping || self.reopen.is_some();
             let circuit_timer = self.circuit.open_until().filter(|_| !closed);
             tokio::select! {
@@ -190,6 +198,13 @@ impl Engine {
                     give_up_at = None;
                     self.abandon_deliveries();
                 }
+                () = sleep_until(end_at) => {
+                    tracing::warn!(
+                        pipeline = self.name,
+                        "the source does not answer; stopping without it: leases will run out by themselves"
+                    );
+                    break;
+                }
             }
             if self.stopping && give_up_at.is_none() && !self.deliveries.is_empty() {
                 give_up_at = Some(Instant::now() + self.policy.grace);
@@ -204,18 +219,24 @@ impl Engine {
         let mut failures = 0;
         loop {
             let opened = tokio::select! {
-                () = shutdown.cancelled() => return Ok(false),
-                opened = self.source.open() => opened,
+                () = shutdown.cancelled() => None,
+                opened = self.source.open() => Some(opened),
+            };
+            let Some(opened) = opened else {
+                self.leave().await;
+                return Ok(false);
             };
             let Err(error) = opened else { break };
             failures += 1;
             if error.class() != Class::Retryable {
+                self.leave().await;
                 return Err(error);
             }
             let wait = SOURCE_BACKOFF.after(failures);
             tracing::warn!(pipeline = self.name, %error, "the source is not there yet; trying again in {wait:.1?}");
+            // The next round sees a shutdown.
             tokio::select! {
-                () = shutdown.cancelled() => return Ok(false),
+                () = shutdown.cancelled() => {}
                 () = tokio::time::sleep(wait) => {}
             }
         }
@@ -231,9 +252,7 @@ impl Engine {
             }
             // The place among the relays is given back before anything is reported.
             ended => {
-                if let Err(error) = self.source.close().await {
-                    tracing::warn!(pipeline = self.name, %error, "could not leave cleanly");
-                }
+                self.leave().await;
                 ended.map_or(Ok(false), |opened| opened.map(|()| false))
             }
         }
@@ -677,13 +696,33 @@ impl Engine {
         self.publish_size();
     }
 
-    /// Takes `&mut`, since a shared reference across an await would keep the relay from being spawned.
+    /// Closes both ends. These take `&mut`, since a shared reference across an await would keep the relay from
+    /// being spawned.
     async fn close(&mut self) {
-        if let Err(error) = self.sink.close().await {
-            tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
+        // A claim that hangs holds on to the source.
+        (self.fetch, self.settle) = (None, None);
+        self.leave().await;
+        match tokio::time::timeout(LEAVE_TIMEOUT, self.sink.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
+            }
+            Err(_) => tracing::warn!(pipeline = self.name, "the sink did not close in time"),
         }
-        if let Err(error) = self.source.close().await {
-            tracing::warn!(pipeline = self.name, %error, "could not leave cleanly: leases will run out by themselves");
+    }
+
+    async fn leave(&mut self) {
+        match tokio::time::timeout(LEAVE_TIMEOUT, self.source.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(pipeline = self.name, %error, "could not leave cleanly: leases will run out by themselves");
+            }
+            Err(_) => {
+                tracing::warn!(
+                    pipeline = self.name,
+                    "could not leave in time: leases will run out by themselves"
+                );
+            }
         }
     }
 }
