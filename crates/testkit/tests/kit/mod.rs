@@ -2,7 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -10,8 +13,9 @@ use airtight_core::{
     Backoff, Capabilities, Delivery, Error, NewEvent, Outcome, Policy, Relay, Result, Sink, Source,
     queue::{Queue, QueueOptions},
     relay::{Stats, Summary},
+    state::State,
 };
-use airtight_testkit::memory_queue::MemoryStore;
+use airtight_testkit::{memory_queue::MemoryStore, wait::eventually};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use tokio::{sync::watch, task::JoinHandle};
@@ -211,4 +215,25 @@ impl Running {
         self.task.abort();
         let _ = self.task.await;
     }
+}
+
+/// Waits until so many events are done, and nobody has broken the store's contract on the way.
+pub(crate) async fn all_done(store: &MemoryStore, count: usize) {
+    eventually(PATIENCE, "all events to be done", async || store.count(State::Done) == count).await;
+    assert_eq!(store.violations(), Vec::<String>::new());
+}
+
+/// A sink whose first call waits for the door and then answers with `first`; all others deliver.
+pub(crate) fn first_call(door: &Door, first: fn() -> Outcome) -> TestSink {
+    let (door, calls) = (door.clone(), Arc::new(AtomicUsize::new(0)));
+    TestSink::new(move |batch| {
+        let (door, call) = (door.clone(), calls.fetch_add(1, Ordering::SeqCst));
+        async move {
+            if call > 0 {
+                return vec![Outcome::Delivered; batch.len()];
+            }
+            door.pass().await;
+            batch.iter().map(|_| first()).collect()
+        }
+    })
 }
