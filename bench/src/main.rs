@@ -1,2 +1,58 @@
-//! cli
-fn main() {}
+//! Benchmarks. Every figure is a ratio within one run, because machines are noisy and ratios travel.
+//!
+//! `bench/run` starts a PostgreSQL and runs all of them; `docs/performance.md` holds the figures.
+
+mod claim;
+mod drain;
+mod idle;
+mod sample;
+
+use airtight_testkit::postgres::TestDb;
+use clap::Parser;
+
+/// What to measure.
+#[derive(Debug, Parser)]
+enum Bench {
+    /// Draining a PostgreSQL queue to a null sink, beside the row-by-row loop of document 4 §4.1.
+    Drain {
+        /// How many events.
+        #[arg(long, default_value_t = 200_000)]
+        events: i64,
+        /// How long the row-by-row loop runs.
+        #[arg(long, default_value_t = 15)]
+        baseline_seconds: u64,
+    },
+    /// What a claim costs at a backlog of 10,000, of 1,000,000, and with 100,000 events waiting for a retry.
+    Claim {
+        /// The large backlog.
+        #[arg(long, default_value_t = 1_000_000)]
+        backlog: i64,
+        /// How many claims of each.
+        #[arg(long, default_value_t = 60)]
+        claims: usize,
+    },
+    /// Memory and processor time of an idle `airtight run`.
+    Idle {
+        /// The binary.
+        #[arg(long)]
+        binary: std::path::PathBuf,
+        /// How long to watch it.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
+}
+
+#[tokio::main]
+async fn main() {
+    let bench = Bench::parse();
+    let Some(db) = TestDb::create("bench").await else {
+        eprintln!("no PostgreSQL: run `bench/run`, which starts one");
+        std::process::exit(1);
+    };
+    match bench {
+        Bench::Drain { events, baseline_seconds } => drain::run(&db, events, baseline_seconds).await,
+        Bench::Claim { backlog, claims } => claim::run(&db, backlog, claims).await,
+        Bench::Idle { binary, seconds } => idle::run(&db, &binary, seconds).await,
+    }
+    db.drop_now().await;
+}

@@ -1,1 +1,20 @@
-//! airtight airtight
+//! airtight, a transactional outbox: what commits is delivered, what rolls back never existed.
+//!
+//! This is the crate to depend on. It holds no code of its own: everything of the core is here at the top,
+//! and each backend is a module behind the feature of its name.
+//!
+//! | feature | module | what it brings |
+//! | --- | --- | --- |
+//! | `sqlite` (default) | `sqlite` | an outbox in an SQLite file |
+//! | `postgres` (default) | `postgres` | an outbox in PostgreSQL, through sqlx |
+//! | `tokio-postgres` | `postgres` | publishing through tokio-postgres as well |
+//! | `webhook` | `webhook` | a sink that signs and posts events over HTTP |
+
+pub use airtight_core::*;
+
+#[cfg(feature = "postgres")]
+pub use airtight_postgres as postgres;
+#[cfg(feature = "sqlite")]
+pub use airtight_sqlite as sqlite;
+#[cfg(feature = "webhook")]
+pub use airtight_webhook as webhook;

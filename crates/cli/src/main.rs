@@ -1,2 +1,80 @@
-//! cli
-fn main() {}
+//! The `airtight` program: reads the command line, starts logging and a runtime, and hands over to a command.
+//!
+//! | where | what |
+//! | --- | --- |
+//! | `args` | the command line |
+//! | `config/` | what to run, validated, from a file or from arguments; nothing there connects |
+//! | `wiring` | from addresses to stores and sinks; the only file that knows which backends exist |
+//! | `commands/` | one file a command |
+//! | `demo/` | `airtight demo` |
+//! | `output`, `errors`, `logging`, `signals` | tables and JSON, exit codes, log lines, Ctrl-C |
+
+mod args;
+mod commands;
+mod config;
+mod demo;
+mod errors;
+mod logging;
+mod null_sink;
+mod output;
+mod signals;
+mod wiring;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::{
+    args::{Cli, Command, DeadCommand, EventsCommand},
+    errors::{Failure, Outcome},
+};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    logging::init(&cli.log, &cli.command);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // Idle threads cost memory; moving rows needs no more than these.
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let outcome = match runtime {
+        Ok(runtime) => {
+            let outcome = runtime.block_on(dispatch(cli.command));
+            // A thread that waits for a line on standard input must not keep the program alive.
+            runtime.shutdown_background();
+            outcome
+        }
+        Err(error) => Err(Failure::failed(format!("cannot start: {error}"))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+async fn dispatch(command: Command) -> Outcome {
+    match command {
+        Command::Demo(args) => demo::run(&args).await,
+        Command::Migrate(args) => commands::migrate::run(&args).await,
+        Command::Check(args) => commands::check::run(&args).await,
+        Command::Run(args) => commands::run::run(&args).await,
+        Command::Publish(args) => commands::publish::run(&args).await,
+        Command::Status(args) => commands::status::run(&args).await,
+        Command::Events(command) => match command {
+            EventsCommand::List(args) => commands::events::list(&args).await,
+            EventsCommand::Show(args) => commands::events::show(&args).await,
+            EventsCommand::Retry(args) => commands::events::retry(&args).await,
+            EventsCommand::Discard(args) => commands::events::discard(&args).await,
+            EventsCommand::Blocked(args) => commands::events::blocked(&args).await,
+        },
+        Command::Dead(command) => match command {
+            DeadCommand::List(args) => commands::dead::list(&args).await,
+            DeadCommand::Show(args) => commands::events::show(&args).await,
+            DeadCommand::Retry(args) => commands::dead::retry(&args).await,
+            DeadCommand::Discard(args) => commands::dead::discard(&args).await,
+        },
+        Command::Tail(args) => commands::tail::run(&args).await,
+        Command::Prune(args) => commands::prune::run(&args).await,
+        Command::Completions(args) => commands::completions::run(&args),
+    }
+}

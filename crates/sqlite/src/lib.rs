@@ -1,1 +1,54 @@
-//! airtight sqlite
+//! airtight in one SQLite file: the embedded default.
+//!
+//! An application publishes into the transaction that writes its own rows; a relay, in the same process or in
+//! any other on the same machine, claims the events and delivers them. Nothing but the file is shared.
+//!
+//! ```no_run
+//! # async fn example() -> airtight_core::Result<()> {
+//! use airtight_core::{NewEvent, admin::Admin, queue::QueueOptions};
+//! use airtight_sqlite::SqliteOutbox;
+//!
+//! let outbox = SqliteOutbox::open("sqlite:shop.db").await?;
+//! outbox.migrate().await?;
+//!
+//! let mut tx = outbox.pool().begin_with("BEGIN IMMEDIATE").await.expect("a transaction");
+//! // ... the application's own statements on `tx` ...
+//! let event = NewEvent::new("shop.orders", "OrderPlaced", "Order", "42").json(&"body")?;
+//! outbox.publish(&mut tx, &event).await?;
+//! tx.commit().await.expect("committed: the event will be delivered");
+//!
+//! let source = outbox.queue(QueueOptions::default());
+//! # Ok(()) }
+//! ```
+//!
+//! Begin transactions that write with `BEGIN IMMEDIATE`: SQLite cannot upgrade a transaction that has read
+//! once another one has written, and fails it instead of waiting.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `outbox` | opening the file; the handle everything starts from |
+//! | `publish` | events into the caller's transaction |
+//! | `schema` | airtight's tables and their migrations |
+//! | `sql` | every column and status word, taken from the `TableSpec` |
+//! | `queue` | the verbs of `QueueStore`: who is there, who owns what |
+//! | `candidate`, `claim`, `hold`, `settle` | which rows may go out, which must wait, what became of them |
+//! | `decode` | from a row to an event |
+//! | `admin`, `inspect` | what an operator does, and asks |
+
+mod admin;
+mod candidate;
+mod claim;
+mod decode;
+mod error;
+mod hold;
+mod inspect;
+mod outbox;
+#[cfg(test)]
+mod plans;
+mod publish;
+mod queue;
+mod schema;
+mod settle;
+mod sql;
+
+pub use self::{outbox::SqliteOutbox, queue::SqliteQueue};

@@ -1,5 +1,11 @@
-//! airtight testkit: conformance suites for sources and sinks, fault injection, isolated databases.
+//! What airtight's tests share: isolated databases, scripted faults, and the conformance suites that every
+//! source and every sink runs.
 
+pub mod faults;
+pub mod http;
 pub mod memory_queue;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+pub mod sinks;
 pub mod sources;
 pub mod wait;

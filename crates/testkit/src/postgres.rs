@@ -20,7 +20,7 @@ use std::io::Write;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection};
@@ -30,17 +30,18 @@ const POOLER: &str = "AIRTIGHT_TEST_PGBOUNCER";
 const LEDGER: &str = "AIRTIGHT_TEST_LEDGER";
 const KEEP: &str = "AIRTIGHT_KEEP_DATABASES";
 
-/// Every database made here is named `at_<test>_<unix time>_<random>`.
+/// Every database made here is named `at_<test>_<random>` and carries this comment. A server that
+/// `DATABASE_URL` names may hold others with such a name, and those are not ours to drop.
 const PREFIX: &str = "at_";
-/// What a killed test process left behind is removed after this time, if nobody is connected to it.
-const STALE: Duration = Duration::from_secs(3600);
+const COMMENT: &str = "made by airtight's tests, which also remove it";
 /// A test must not hang on a server that it has killed itself.
 const DROP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An empty database that nobody else uses, dropped when this value is.
 ///
-/// Dropping ends all connections to it, rolls back its prepared transactions and removes its replication slots,
-/// whether the test has passed or not. Set `AIRTIGHT_KEEP_DATABASES=1` to look at one afterwards.
+/// Dropping ends all connections to it, rolls back its prepared transactions and removes its replication
+/// slots, whether the test has passed or not. With `AIRTIGHT_KEEP_DATABASES=1` it stays until the next run of
+/// any test, to be looked at.
 #[derive(Debug)]
 pub struct TestDb {
     test: String,
@@ -48,6 +49,9 @@ pub struct TestDb {
     server_url: String,
     server: PgConnectOptions,
     gone: bool,
+    /// Its application name is the database's name; while it lives, no other test process takes the database
+    /// for a leftover. It is connected elsewhere, so that a test can end all connections to its database.
+    _guard: PgConnection,
 }
 
 impl TestDb {
@@ -64,28 +68,26 @@ impl TestDb {
         };
         let server = PgConnectOptions::from_str(&server_url)
             .unwrap_or_else(|error| panic!("the URL of the test server is not valid: {error}"));
-        let mut connection = PgConnection::connect_with(&server)
+        let name = unique_name(test_name);
+        let mut guard = PgConnection::connect_with(&server.clone().application_name(&name))
             .await
             .unwrap_or_else(|error| panic!("cannot connect to the test server ({SERVER}): {error}"));
 
         // Once per process is enough.
         static SWEPT: AtomicBool = AtomicBool::new(false);
         if !SWEPT.swap(true, Ordering::Relaxed) {
-            drop_stale(&mut connection, &server).await;
+            drop_leftovers(&mut guard, &server).await;
         }
 
-        let name = unique_name(test_name, unix_time());
-        // template0: nobody can be connected to it, so creation never fails for that reason.
-        sqlx::query(AssertSqlSafe(format!(r#"CREATE DATABASE "{name}" TEMPLATE template0"#)))
-            .execute(&mut connection)
+        create_database(&mut guard, &name)
             .await
             .unwrap_or_else(|error| panic!("cannot create the database {name}: {error}"));
-        connection.close().await.ok();
         note(&format!("postgres {test}"));
-        Some(TestDb { test, name, server_url, server, gone: false })
+        Some(TestDb { test, name, server_url, server, gone: false, _guard: guard })
     }
 
-    /// The database's name.
+    /// The database's name. A good start for the names of replication slots, prepared transactions and roles
+    /// too: all databases of a server share those, and so do all tests.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -95,8 +97,8 @@ impl TestDb {
         with_database(&self.server_url, &self.name)
     }
 
-    /// The database's URL through pgbouncer in transaction mode; `None`, and the test counts as skipped, where
-    /// there is none.
+    /// The database's URL through pgbouncer in transaction mode; `None`, and the test counts as skipped,
+    /// where there is none.
     ///
     /// # Panics
     ///
@@ -173,6 +175,15 @@ impl Drop for TestDb {
     }
 }
 
+/// From template0: nobody can be connected to it, which would be a reason to refuse.
+async fn create_database(connection: &mut PgConnection, name: &str) -> Result<(), sqlx::Error> {
+    let create = format!(r#"CREATE DATABASE "{name}" TEMPLATE template0"#);
+    sqlx::query(AssertSqlSafe(create)).execute(&mut *connection).await?;
+    let comment = format!(r#"COMMENT ON DATABASE "{name}" IS '{}'"#, COMMENT.replace('\'', "''"));
+    sqlx::query(AssertSqlSafe(comment)).execute(connection).await?;
+    Ok(())
+}
+
 /// `WITH (FORCE)` ends ordinary connections, but refuses where a slot is being streamed from or a prepared
 /// transaction waits, so those go first.
 async fn drop_by_force(server: &PgConnectOptions, name: &str) -> Result<(), sqlx::Error> {
@@ -232,50 +243,37 @@ async fn roll_back_prepared(
     inside.close().await
 }
 
-/// Best effort. Other test processes may be at work on the same server: only databases past their time are
-/// touched, and without FORCE, so that the server itself refuses where somebody is connected.
-async fn drop_stale(connection: &mut PgConnection, server: &PgConnectOptions) {
+/// What killed test processes left behind goes at once: a prepared transaction among it would keep every test
+/// from creating a replication slot. Best effort, and without FORCE, so that the server itself refuses where
+/// somebody is connected.
+async fn drop_leftovers(connection: &mut PgConnection, server: &PgConnectOptions) {
     let names: Vec<String> = sqlx::query_scalar(
-        "SELECT datname::text FROM pg_database d WHERE starts_with(datname::text, $1) \
-         AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.datid = d.oid)",
+        "SELECT datname::text FROM pg_database d \
+         WHERE starts_with(datname::text, $1) AND shobj_description(oid, 'pg_database') = $2 \
+         AND NOT EXISTS (SELECT FROM pg_stat_activity a \
+                         WHERE a.datid = d.oid OR a.application_name = d.datname)",
     )
     .bind(PREFIX)
+    .bind(COMMENT)
     .fetch_all(&mut *connection)
     .await
     .unwrap_or_default();
-    let now = unix_time();
-    for name in names.iter().filter(|name| is_stale(name, now)) {
-        if roll_back_prepared(connection, server, name).await.is_ok() {
+    for name in names {
+        if roll_back_prepared(connection, server, &name).await.is_ok() {
             let drop = format!(r#"DROP DATABASE IF EXISTS "{name}""#);
             sqlx::query(AssertSqlSafe(drop)).execute(&mut *connection).await.ok();
         }
     }
 }
 
-/// Only names exactly as [`unique_name`] makes them qualify, which also makes them safe to quote.
-fn is_stale(name: &str, now: u64) -> bool {
-    let well_formed = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-    let mut parts = name.rsplit('_');
-    let random = parts.next().is_some_and(|part| part.len() == 8);
-    let created = parts.next().and_then(|part| part.parse::<u64>().ok());
-    well_formed
-        && name.starts_with(PREFIX)
-        && random
-        && created.is_some_and(|created| created + STALE.as_secs() < now)
-}
-
-/// At most 59 bytes, of the 63 that PostgreSQL keeps of a name.
-fn unique_name(test_name: &str, now: u64) -> String {
+/// At most 52 bytes of lower-case letters, digits and underscores. PostgreSQL would cut it off after 63.
+fn unique_name(test_name: &str) -> String {
     let test: String = test_name
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' })
-        .take(36)
+        .take(40)
         .collect();
-    format!("{PREFIX}{test}_{now}_{:08x}", fastrand::u32(..))
-}
-
-fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    format!("{PREFIX}{test}_{:08x}", fastrand::u32(..))
 }
 
 /// Replaces the database in a URL, or adds one.
@@ -346,14 +344,11 @@ mod tests {
     }
 
     #[test]
-    fn names_are_short_and_tell_their_age() {
-        let name = unique_name("Queue::claim — takes over an expired lease, in order", 1_700_000_000);
+    fn names_are_short_and_need_no_quoting() {
+        let name = unique_name("Queue::claim — takes over an \"expired\" lease, in order of seq");
         assert!(name.len() <= 63, "{name}");
-        assert!(name.starts_with("at_queue__claim"), "{name}");
-        assert!(!is_stale(&name, 1_700_000_000 + 3600));
-        assert!(is_stale(&name, 1_700_000_000 + 3601));
-        assert!(!is_stale("at_somebody_elses_1_deadbeef\"", u64::MAX));
-        assert!(!is_stale("at_work", u64::MAX));
+        assert!(name.starts_with("at_queue__claim___takes_over"), "{name}");
+        assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{name}");
     }
 
     async fn exists(server: &PgConnectOptions, name: &str) -> bool {
@@ -371,16 +366,15 @@ mod tests {
             return;
         };
         let pool = db.pool(3).await;
-        sqlx::raw_sql(
-            "CREATE TABLE t (x int); BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'it''s left'",
-        )
-        .execute(&pool)
-        .await
-        .unwrap();
+        // First of all: creating a slot waits for open transactions, prepared ones included.
         sqlx::query("SELECT pg_create_logical_replication_slot(current_database() || '_slot', 'pgoutput')")
             .execute(&pool)
             .await
             .unwrap();
+        let gid = format!("{}''s", db.name());
+        let prepare =
+            format!("CREATE TABLE t (x int); BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION '{gid}'");
+        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&pool).await.unwrap();
         let _open = pool.begin().await.unwrap();
         let (server, name) = (db.server.clone(), db.name().to_owned());
         assert!(exists(&server, &name).await);
@@ -400,22 +394,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_unused_databases_of_long_ago_are_swept() {
-        let Some(db) = TestDb::create("only_unused_databases_of_long_ago_are_swept").await else { return };
+    async fn leftovers_are_dropped_and_nothing_else() {
+        let Some(db) = TestDb::create("leftovers_are_dropped_and_nothing_else").await else { return };
         let mut connection = PgConnection::connect_with(&db.server).await.unwrap();
-        let old = unique_name("swept", unix_time() - 4000);
-        let used = unique_name("used", unix_time() - 4000);
-        for name in [&old, &used] {
-            let create = format!(r#"CREATE DATABASE "{name}" TEMPLATE template0"#);
-            sqlx::query(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
-        }
-        let user = PgConnection::connect_with(&db.server.clone().database(&used)).await.unwrap();
-        drop_stale(&mut connection, &db.server).await;
-        assert!(!exists(&db.server, &old).await);
-        assert!(exists(&db.server, &used).await);
-        assert!(exists(&db.server, db.name()).await);
-        user.close().await.unwrap();
-        drop_by_force(&db.server, &used).await.unwrap();
+        let leftover = unique_name("leftover");
+        create_database(&mut connection, &leftover).await.unwrap();
+        let strangers = unique_name("strangers");
+        let create = format!(r#"CREATE DATABASE "{strangers}" TEMPLATE template0"#);
+        sqlx::query(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
+
+        drop_leftovers(&mut connection, &db.server).await;
+
+        assert!(!exists(&db.server, &leftover).await);
+        assert!(exists(&db.server, &strangers).await);
+        assert!(exists(&db.server, db.name()).await, "its test is still running");
+        drop_by_force(&db.server, &strangers).await.unwrap();
     }
 
     #[tokio::test]

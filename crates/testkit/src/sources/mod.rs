@@ -72,6 +72,9 @@ pub struct SourceCapabilities {
     pub streams: bool,
     /// Keeps bytes that are not JSON.
     pub bytes: bool,
+    /// A claimed row shows it in its status, so that setting the status back voids the claim. A table without a
+    /// word for processing cannot.
+    pub shows_claims: bool,
     /// The short lease that takeovers are tested with.
     pub lease: Duration,
     /// How long something may take that must happen.
@@ -89,6 +92,7 @@ impl Default for SourceCapabilities {
             unique_ids: true,
             streams: true,
             bytes: true,
+            shows_claims: true,
             lease: Duration::from_millis(800),
             patience: Duration::from_secs(15),
         }

@@ -1,0 +1,198 @@
+//! `airtight events`: what is in the outbox, one by one.
+
+use airtight::{
+    Event, Payload,
+    admin::{Acted, Detail, Row},
+    envelope,
+    state::State,
+};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::{filter, open};
+use crate::{
+    args::{BlockedArgs, IdsArgs, ListArgs, PageArgs, ShowArgs},
+    errors::{Failure, Outcome},
+    output::{self, Table, line, printable, short, time},
+    wiring::Store,
+};
+
+pub(crate) async fn list(args: &ListArgs) -> Outcome {
+    let mut wanted = filter(&args.filter);
+    // The parser has checked the words.
+    wanted.states = args.states.iter().filter_map(|word| State::parse(word)).collect();
+    page(&mut wanted, &args.page);
+    let rows = open(&args.database).await?.admin().list(&wanted).await?;
+    print_rows(&rows, args.output.json, "no events")
+}
+
+pub(super) fn page(filter: &mut airtight::admin::Filter, args: &PageArgs) {
+    filter.after_seq = args.after;
+    filter.newest_first = args.newest;
+    filter.limit = args.limit as usize;
+}
+
+pub(super) fn print_rows(rows: &[Row], json: bool, none: &str) -> Outcome {
+    if json {
+        return output::json(rows);
+    }
+    if rows.is_empty() {
+        return line(none);
+    }
+    let mut table =
+        Table::new(&["seq", "id", "stream", "type", "key", "state", "attempts", "created", "error"]);
+    for row in rows {
+        let error = match (&row.error_code, &row.error_message) {
+            (Some(code), Some(message)) => format!("{code}: {message}"),
+            (code, message) => code.clone().or_else(|| message.clone()).unwrap_or_else(|| "-".into()),
+        };
+        table.row(vec![
+            row.seq.to_string(),
+            row.id.clone(),
+            row.stream.clone(),
+            row.event_type.clone(),
+            row.aggregate_id.clone(),
+            if row.held { format!("{} (held)", row.state) } else { row.state.clone() },
+            row.attempts.to_string(),
+            time(row.created_at),
+            short(&error, 60),
+        ]);
+    }
+    table.print()
+}
+
+pub(crate) async fn show(args: &ShowArgs) -> Outcome {
+    let detail = open(&args.database).await?.admin().show(&args.id).await?;
+    let Some(Detail { row, event }) = detail else {
+        return Err(Failure::failed(format!("there is no event `{}`; give an id or a seq", args.id)));
+    };
+    if args.output.json {
+        return show_json(&row, event.as_ref());
+    }
+    let fields: [(&str, String); 12] = [
+        ("id", row.id),
+        ("seq", row.seq.to_string()),
+        ("stream", row.stream),
+        ("type", row.event_type),
+        ("aggregate", format!("{} {}", row.aggregate_type, row.aggregate_id)),
+        ("state", if row.held { format!("{} (held behind an earlier event)", row.state) } else { row.state }),
+        ("attempts", row.attempts.to_string()),
+        ("lost leases", row.lost_leases.to_string()),
+        ("created", time(row.created_at)),
+        ("next retry", time(row.next_retry_at)),
+        ("error code", row.error_code.unwrap_or_else(|| "-".into())),
+        ("error", row.error_message.unwrap_or_else(|| "-".into())),
+    ];
+    for (name, value) in fields {
+        line(format!("{name:<12}{}", printable(&value)))?;
+    }
+    match event {
+        Ok(event) => show_event(&event),
+        Err(message) => line(format!("{:<12}this row cannot be an event: {}", "note", printable(&message))),
+    }
+}
+
+fn show_event(event: &Event) -> Outcome {
+    line(format!("{:<12}{}", "op", event.op.as_str()))?;
+    line(format!("{:<12}{}", "occurred", time(Some(event.occurred_at))))?;
+    for (name, value) in &event.headers {
+        line(format!("{:<12}{}", "header", printable(&format!("{name}: {value}"))))?;
+    }
+    match &event.payload {
+        Payload::None => line(format!("{:<12}none", "payload")),
+        Payload::Bytes(bytes) => line(format!("{:<12}{} bytes", "payload", bytes.len())),
+        Payload::Json(text) => {
+            let value: Result<serde_json::Value, _> = serde_json::from_slice(text);
+            let pretty = value.and_then(|value| serde_json::to_string_pretty(&value));
+            line("payload")?;
+            line(pretty.unwrap_or_else(|_| printable(&String::from_utf8_lossy(text))))
+        }
+    }
+}
+
+fn show_json(row: &Row, event: Result<&Event, &String>) -> Outcome {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        #[serde(flatten)]
+        row: &'a Row,
+        event: Option<Box<RawValue>>,
+        problem: Option<&'a str>,
+    }
+    let (event, problem) = match event {
+        // As the sink would get it, byte for byte.
+        Ok(event) => {
+            let text = String::from_utf8_lossy(&envelope::to_vec(event)).into_owned();
+            (RawValue::from_string(text).ok(), None)
+        }
+        Err(message) => (None, Some(message.as_str())),
+    };
+    output::json(&Shown { row, event, problem })
+}
+
+pub(crate) async fn retry(args: &IdsArgs) -> Outcome {
+    act(&open(&args.database).await?, &args.ids, Act::Retry, args.output.json).await
+}
+
+pub(crate) async fn discard(args: &IdsArgs) -> Outcome {
+    act(&open(&args.database).await?, &args.ids, Act::Discard, args.output.json).await
+}
+
+/// What to do with single events.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Act {
+    Retry,
+    Discard,
+}
+
+/// Does it for each id and says what became of it; fails if any refused.
+pub(super) async fn act(store: &Store, ids: &[String], act: Act, json: bool) -> Outcome {
+    #[derive(Serialize)]
+    struct Result<'a> {
+        id: &'a str,
+        result: &'static str,
+        state: Option<&'static str>,
+    }
+    let mut results = Vec::with_capacity(ids.len());
+    for id in ids {
+        let acted = match act {
+            Act::Retry => store.admin().retry(id).await?,
+            Act::Discard => store.admin().discard(id).await?,
+        };
+        let (result, state) = match acted {
+            Acted::Yes => ("ok", None),
+            Acted::NotFound => ("not_found", None),
+            Acted::Refused(state) => ("refused", Some(state.as_str())),
+        };
+        if !json {
+            let done = match act {
+                Act::Retry => "due now",
+                Act::Discard => "discarded",
+            };
+            match acted {
+                Acted::Yes => line(format!("{id}: {done}"))?,
+                Acted::NotFound => eprintln!("error: {id}: there is no such event"),
+                Acted::Refused(state) => eprintln!("error: {id}: refused, it is {}", state.as_str()),
+            }
+        }
+        results.push(Result { id, result, state });
+    }
+    if json {
+        output::json(&results)?;
+    }
+    if results.iter().all(|one| one.result == "ok") { Ok(()) } else { Err(Failure::Reported) }
+}
+
+pub(crate) async fn blocked(args: &BlockedArgs) -> Outcome {
+    let keys = open(&args.database).await?.admin().blocked(args.limit as usize).await?;
+    if args.output.json {
+        return output::json(&keys);
+    }
+    if keys.is_empty() {
+        return line("no key is blocked");
+    }
+    let mut table = Table::new(&["key", "waiting", "behind", "which is"]);
+    for key in keys {
+        table.row(vec![key.aggregate_id, key.held.to_string(), key.behind_id, key.behind_state]);
+    }
+    table.print()
+}

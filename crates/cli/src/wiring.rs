@@ -1,0 +1,221 @@
+//! From addresses to stores and sinks. The only file that knows which backends exist: a new one is a line
+//! here and a scheme in `config/urls.rs`.
+
+use std::{path::Path, sync::Arc};
+
+use airtight::{
+    Error, Sink, Source,
+    admin::Admin,
+    postgres::{PgOptions, PgOutbox},
+    queue::QueueOptions,
+    sinks::{FileSink, StdoutSink},
+    webhook::{Format, WebhookConfig, WebhookSink},
+};
+
+use crate::{
+    args::DatabaseArgs,
+    config::{
+        Config, Database,
+        urls::{DatabaseUrl, SinkTarget, Webhook},
+    },
+    errors::{Failure, Outcome},
+    null_sink::NullSink,
+};
+
+/// The demo has a bank in the same file, and so needs more of it than [`Store`] tells.
+pub(crate) use airtight::sqlite::SqliteOutbox;
+
+/// Which outbox, and how to use it: everything there is to know before connecting.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) url: DatabaseUrl,
+    pub(crate) database: Database,
+}
+
+impl Target {
+    /// From the command line, the config and the environment, in this order.
+    pub(crate) fn resolve(args: &DatabaseArgs, config: Option<&Config>) -> Outcome<Self> {
+        let url = match (&args.url, config.and_then(|config| config.url.clone())) {
+            (Some(text), _) => parse_url(text, "--url")?,
+            (None, Some(url)) => url,
+            (None, None) => match std::env::var("DATABASE_URL") {
+                Ok(text) => parse_url(&text, "DATABASE_URL")?,
+                Err(_) => {
+                    return Err(Failure::usage(
+                        "no database given; pass --url sqlite:PATH or --url postgres://USER@HOST/DATABASE, or set DATABASE_URL",
+                    ));
+                }
+            },
+        };
+        let mut database = config.map(|config| config.database.clone()).unwrap_or_default();
+        if args.table.is_some() && database.spec.is_some() {
+            return Err(Failure::usage("--table and the config's [table] name two tables: keep one of them"));
+        }
+        database.schema = args.schema.clone().or(database.schema);
+        database.table = args.table.clone().or(database.table);
+        if matches!(url, DatabaseUrl::Sqlite(_)) {
+            refuse_for_sqlite(&database)?;
+        }
+        Ok(Self { url, database })
+    }
+
+    /// The same from a command's arguments alone, its config read if there is one.
+    pub(crate) fn from_args(args: &DatabaseArgs) -> Outcome<Self> {
+        let config = args.config.as_deref().map(Config::load).transpose()?;
+        Self::resolve(args, config.as_ref())
+    }
+
+    /// Opens a store whose tables should exist.
+    pub(crate) async fn open(&self) -> Result<Store, Error> {
+        if let DatabaseUrl::Sqlite(path) = &self.url
+            && !path.exists()
+        {
+            // Opening would create an empty file and then complain about its tables.
+            return Err(Error::permanent(
+                "no_file",
+                format!(
+                    "there is no file {}; check the path, or create it with `airtight migrate --url sqlite:{}`",
+                    path.display(),
+                    path.display()
+                ),
+            ));
+        }
+        self.create().await
+    }
+
+    /// Opens a store, creating a file that is not there.
+    pub(crate) async fn create(&self) -> Result<Store, Error> {
+        match &self.url {
+            DatabaseUrl::Sqlite(path) => {
+                let outbox = open_sqlite(path).await?;
+                Ok(Store::Sqlite(match &self.database.spec {
+                    Some(spec) => outbox.spec(spec.clone()),
+                    None => outbox,
+                }))
+            }
+            DatabaseUrl::Postgres(url) => {
+                Ok(Store::Postgres(PgOutbox::connect(url.reveal(), pg_options(&self.database)).await?))
+            }
+        }
+    }
+
+    /// The SQL that `migrate` would run.
+    pub(crate) fn migration_sql(&self) -> String {
+        match &self.url {
+            DatabaseUrl::Sqlite(_) => SqliteOutbox::migration_sql(),
+            DatabaseUrl::Postgres(_) => {
+                let options = pg_options(&self.database);
+                PgOutbox::migration_sql(&options.schema, &options.table)
+            }
+        }
+    }
+}
+
+fn parse_url(text: &str, from: &str) -> Outcome<DatabaseUrl> {
+    DatabaseUrl::parse(text).map_err(|message| Failure::usage(format!("{from}: {message}")))
+}
+
+fn refuse_for_sqlite(database: &Database) -> Outcome {
+    let given = [
+        ("schema", database.schema.is_some()),
+        ("table", database.table.is_some()),
+        ("table.schema", database.spec.as_ref().is_some_and(|spec| spec.schema.is_some())),
+        ("max_connections", database.max_connections.is_some()),
+        ("notify", database.notify.is_some()),
+        ("listen", database.listen.is_some()),
+        ("listen_url", database.listen_url.is_some()),
+        ("prepared_statements", database.prepared_statements.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((key, _)) => {
+            Err(Failure::usage(format!("`{key}` is for PostgreSQL; an SQLite outbox has none")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A way into SQLite for those who need its own connections: the demo.
+pub(crate) async fn open_sqlite(path: &Path) -> Result<SqliteOutbox, Error> {
+    let path = path.to_str().ok_or_else(|| {
+        Error::permanent("bad_path", format!("the path {} is not valid UTF-8", path.display()))
+    })?;
+    SqliteOutbox::open(path).await
+}
+
+fn pg_options(database: &Database) -> PgOptions {
+    let mut options = PgOptions { spec: database.spec.clone(), ..PgOptions::default() };
+    if let Some(schema) = &database.schema {
+        options.schema.clone_from(schema);
+    }
+    if let Some(table) = &database.table {
+        options.table.clone_from(table);
+    }
+    if let Some(connections) = database.max_connections {
+        options.max_connections = connections;
+    }
+    if let Some(notify) = database.notify {
+        options.notify = notify;
+    }
+    if let Some(listen) = database.listen {
+        options.listen = listen;
+    }
+    if let Some(prepared) = database.prepared_statements {
+        options.prepared_statements = prepared;
+    }
+    options.listen_url = database.listen_url.as_ref().map(|url| url.reveal().to_owned());
+    options
+}
+
+/// An outbox of either kind.
+pub(crate) enum Store {
+    Sqlite(SqliteOutbox),
+    Postgres(PgOutbox),
+}
+
+impl Store {
+    /// The operator's side.
+    pub(crate) fn admin(&self) -> &dyn Admin {
+        match self {
+            Self::Sqlite(outbox) => outbox,
+            Self::Postgres(outbox) => outbox,
+        }
+    }
+
+    /// The relay's side.
+    pub(crate) fn source(&self, options: QueueOptions) -> Arc<dyn Source> {
+        match self {
+            Self::Sqlite(outbox) => Arc::new(outbox.queue(options)),
+            Self::Postgres(outbox) => Arc::new(outbox.queue(options)),
+        }
+    }
+}
+
+/// Makes a sink; connects to nothing yet.
+pub(crate) fn sink(target: &SinkTarget) -> Result<Arc<dyn Sink>, Error> {
+    Ok(match target {
+        SinkTarget::Stdout => Arc::new(StdoutSink::new()),
+        SinkTarget::Null => Arc::new(NullSink),
+        SinkTarget::File(path) => Arc::new(FileSink::new(path)),
+        SinkTarget::Webhook(webhook) => Arc::new(WebhookSink::new(webhook_config(webhook))?),
+    })
+}
+
+fn webhook_config(webhook: &Webhook) -> WebhookConfig {
+    let mut config = WebhookConfig::new(&webhook.url);
+    if let Some(secret) = &webhook.secret {
+        config = config.secret(secret.reveal());
+    }
+    for (name, value) in &webhook.headers {
+        config = config.header(name, value.reveal());
+    }
+    if let Some(timeout) = webhook.timeout {
+        config = config.timeout(timeout);
+    }
+    if let Some(concurrency) = webhook.concurrency {
+        config = config.concurrency(concurrency);
+    }
+    if webhook.raw {
+        config = config.format(Format::Raw);
+    }
+    config
+}

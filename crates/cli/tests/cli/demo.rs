@@ -1,0 +1,47 @@
+//! `airtight demo`.
+
+use crate::support::{airtight, finish};
+
+#[test]
+fn nothing_is_lost_phantom_or_out_of_order() {
+    let ran = finish(airtight(["demo", "--headless", "--json", "--events", "1500", "--seed", "7"]), "");
+    assert_eq!(ran.stdout.lines().count(), 1, "one object and nothing else: {ran:?}");
+    let audit = ran.json();
+    let names: Vec<&str> = audit.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut expected = [
+        "committed",
+        "rolled_back",
+        "delivered",
+        "duplicates",
+        "lost",
+        "phantom",
+        "dead",
+        "out_of_order",
+        "events_per_second",
+    ];
+    expected.sort_unstable();
+    assert_eq!(names, expected);
+    assert_eq!((&audit["committed"], &audit["delivered"]), (&1_500.into(), &1_500.into()));
+    for name in ["lost", "phantom", "dead", "out_of_order"] {
+        assert_eq!(audit[name], 0, "{audit}");
+    }
+    assert!(audit["duplicates"].as_u64() > Some(0), "an answer was lost: {audit}");
+    assert!(audit["events_per_second"].as_f64() > Some(0.0), "{audit}");
+}
+
+#[test]
+fn it_stops_after_the_seconds_given_and_explains_itself() {
+    let text = finish(airtight(["demo", "--headless", "--seconds", "1"]), "").ok();
+    for words in ["committed", "rolled back", "phantom", "Try next:", "airtight migrate"] {
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn it_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = airtight(["demo", "--headless", "--events", "50"]);
+    command.env("TMPDIR", dir.path());
+    finish(command, "").ok();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,22 @@
+//! The real binary, run as a person or a script would run it, mostly on SQLite files.
+//!
+//! | file | what it shows |
+//! | --- | --- |
+//! | `usage` | help, completions, exit codes, a reader that goes away |
+//! | `config` | complaints about config files and addresses, `${ENV}` |
+//! | `foreign` | a table of the application's own, mapped by `[table]` |
+//! | `publish` | one event, NDJSON, bad lines |
+//! | `relay` | `run`: drain, follow, signals, sinks |
+//! | `operate` | status, lists, dead letters, tail, prune |
+//! | `demo` | the demo and its audit |
+//! | `postgres` | what only a server can show: credentials, a server that is away |
+
+mod config;
+mod demo;
+mod foreign;
+mod operate;
+mod postgres;
+mod publish;
+mod relay;
+mod support;
+mod usage;

@@ -1,0 +1,621 @@
+//! What an operator asks: counts, lists, retries, retention. Every statement is bounded.
+
+use std::time::Duration;
+
+use airtight_core::{
+    NewEvent, Published, Result,
+    admin::{
+        Acted, Admin, BlockedKey, Detail, Filter, Finding, RelayStatus, Row as ListRow, Status, StreamStatus,
+    },
+    event::MAX_PAYLOAD_BYTES,
+    state::State,
+    table::{Count, literal, quote},
+};
+use async_trait::async_trait;
+use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgRow};
+use uuid::Uuid;
+
+use crate::{
+    PgOutbox,
+    columns::{Columns, col},
+    decode,
+    error::doing,
+    outbox::Conn,
+};
+
+/// How many rows one statement of retention, bulk retry or bulk discard touches.
+const CHUNK: i64 = 5_000;
+
+/// Past this, done events are not counted: a dashboard must not scan millions of rows.
+const DONE_CAP: i64 = 1_000_000;
+
+#[async_trait]
+impl Admin for PgOutbox {
+    async fn migrate(&self) -> Result<Vec<String>> {
+        self.apply_migrations().await
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        let mut conn = self.acquire().await?;
+        let columns = match Columns::load(self, &mut conn).await {
+            Ok(columns) => columns,
+            Err(error) => return Ok(vec![Finding { fatal: true, message: error.to_string() }]),
+        };
+        let mut findings = Vec::new();
+        let mut note = |message: String| findings.push(Finding { fatal: false, message });
+        if columns.spec.seq.is_none() {
+            note(format!(
+                "{} has no ascending column: events of one transaction are delivered in no particular order",
+                columns.outbox
+            ));
+        }
+        for stream in unread_streams(self, &mut conn, &columns).await? {
+            note(format!("stream `{stream}` has events waiting, and no relay reads it right now"));
+        }
+        let settings = sqlx::query("SELECT current_setting('transaction_read_only'), pg_is_in_recovery()")
+            .persistent(!self.pooled)
+            .fetch_one(conn.get())
+            .await
+            .map_err(doing("reading settings"))?;
+        let standby: bool = settings.try_get(1).map_err(doing("reading settings"))?;
+        conn.commit().await?;
+        if standby {
+            let message = "this server is a standby: claims need the primary".to_owned();
+            findings.push(Finding { fatal: true, message });
+        }
+        Ok(findings)
+    }
+
+    async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Published>> {
+        let mut conn = self.begin().await?;
+        let published = self.publish_many(conn.get(), events).await?;
+        conn.commit().await?;
+        Ok(published)
+    }
+
+    async fn status(&self) -> Result<Status> {
+        let mut conn = self.acquire().await?;
+        let c = Columns::load(self, &mut conn).await?;
+        let mut streams = open_counts(self, &mut conn, &c).await?;
+        for (stream, done) in done_counts(self, &mut conn, &c).await? {
+            match streams.iter_mut().find(|status| status.stream == stream) {
+                Some(status) => status.done = done,
+                None => streams.push(StreamStatus { stream, done, ..StreamStatus::default() }),
+            }
+        }
+        streams.sort_by(|left, right| left.stream.cmp(&right.stream));
+        let relays = relays(self, &mut conn, &c).await?;
+        let blocked_keys = blocked_keys(self, &mut conn, &c, 10_000).await?.len() as u64;
+        conn.commit().await?;
+        Ok(Status { outbox: c.outbox, streams, relays, blocked_keys })
+    }
+
+    async fn list(&self, filter: &Filter) -> Result<Vec<ListRow>> {
+        let mut conn = self.acquire().await?;
+        let c = Columns::load(self, &mut conn).await?;
+        let mut query = QueryBuilder::<Postgres>::new(format!(
+            "SELECT {} FROM {} t {} WHERE true",
+            list_columns(&c),
+            c.table,
+            c.join_side()
+        ));
+        push_filter(&mut query, &c, filter);
+        let direction = if filter.newest_first { "DESC" } else { "ASC" };
+        let order: Vec<String> = c.order().iter().map(|column| format!("{column} {direction}")).collect();
+        query.push(format!(" ORDER BY {} LIMIT ", order.join(", ")));
+        query.push_bind(i64::try_from(if filter.limit == 0 { 50 } else { filter.limit }).unwrap_or(i64::MAX));
+        let rows = query
+            .build()
+            .persistent(!self.pooled)
+            .fetch_all(conn.get())
+            .await
+            .map_err(doing("listing events"))?;
+        conn.commit().await?;
+        rows.iter().map(list_row).collect()
+    }
+
+    async fn show(&self, id: &str) -> Result<Option<Detail>> {
+        let mut conn = self.acquire().await?;
+        let c = Columns::load(self, &mut conn).await?;
+        let Some(matches) = matching(&c, id) else { return Ok(None) };
+        let sql = format!(
+            "SELECT {}, {} FROM {} t {} WHERE {matches} LIMIT 1",
+            list_columns(&c),
+            c.event_columns(&MAX_PAYLOAD_BYTES.to_string()),
+            c.table,
+            c.join_side()
+        );
+        let row = sqlx::query(AssertSqlSafe(sql))
+            .persistent(!self.pooled)
+            .bind(id)
+            .fetch_optional(conn.get())
+            .await
+            .map_err(doing("reading the event"))?;
+        conn.commit().await?;
+        row.map(|row| {
+            let event = decode::event(&row, &c.spec, MAX_PAYLOAD_BYTES).map_err(|bad| bad.error.to_string());
+            Ok(Detail { row: list_row(&row)?, event })
+        })
+        .transpose()
+    }
+
+    async fn retry(&self, id: &str) -> Result<Acted> {
+        self.act_on(id, retry_statement).await
+    }
+
+    async fn discard(&self, id: &str) -> Result<Acted> {
+        self.act_on(id, discard_statement).await
+    }
+
+    async fn retry_dead(&self, filter: &Filter) -> Result<u64> {
+        self.act_on_dead(filter, retry_statement).await
+    }
+
+    async fn discard_dead(&self, filter: &Filter) -> Result<u64> {
+        self.act_on_dead(filter, discard_statement).await
+    }
+
+    async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+        let mut conn = self.acquire().await?;
+        let c = Columns::load(self, &mut conn).await?;
+        conn.commit().await?;
+        let mut total = 0;
+        let mut after: Option<i64> = None;
+        loop {
+            let (deleted, window) = self.prune_some(&c, keep, after).await?;
+            total += deleted;
+            progress(total);
+            match window {
+                Window::More(seq) => after = Some(seq),
+                Window::Again if deleted > 0 => {}
+                Window::Again | Window::End => return Ok(total),
+            }
+        }
+    }
+
+    async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>> {
+        let mut conn = self.acquire().await?;
+        let c = Columns::load(self, &mut conn).await?;
+        let keys = blocked_keys(self, &mut conn, &c, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
+        conn.commit().await?;
+        Ok(keys)
+    }
+}
+
+enum Window {
+    /// There are further rows after this seq.
+    More(i64),
+    /// Ask the same again, as long as that deletes something.
+    Again,
+    /// Nothing older is left.
+    End,
+}
+
+impl PgOutbox {
+    /// Acts on one event if its state allows it.
+    async fn act_on(&self, id: &str, statement: fn(&Columns, &str) -> String) -> Result<Acted> {
+        let mut conn = self.begin().await?;
+        let c = Columns::load(self, &mut conn).await?;
+        let Some(matches) = matching(&c, id) else { return Ok(Acted::NotFound) };
+        let target = format!(
+            "SELECT {} AS identity, {} AS state FROM {} t {} WHERE {matches} LIMIT 1 FOR UPDATE OF t",
+            c.identity(),
+            c.state(),
+            c.table,
+            c.join_side()
+        );
+        let state: Option<String> =
+            sqlx::query_scalar(AssertSqlSafe(format!("SELECT state FROM ({target}) AS target")))
+                .persistent(!self.pooled)
+                .bind(id)
+                .fetch_optional(conn.get())
+                .await
+                .map_err(doing("reading the event"))?;
+        let Some(state) = state else { return Ok(Acted::NotFound) };
+        // A word that nobody knows waits for a person, like a dead one.
+        let state = State::parse(&state).unwrap_or(State::Dead);
+        if !state.can_retry() {
+            return Ok(Acted::Refused(state));
+        }
+        sqlx::query(AssertSqlSafe(statement(&c, &target)))
+            .persistent(!self.pooled)
+            .bind(id)
+            .execute(conn.get())
+            .await
+            .map_err(doing("changing the event"))?;
+        conn.commit().await?;
+        Ok(Acted::Yes)
+    }
+
+    /// Acts on all dead events of the filter, in chunks.
+    async fn act_on_dead(&self, filter: &Filter, statement: fn(&Columns, &str) -> String) -> Result<u64> {
+        let filter = Filter { states: vec![State::Dead], limit: 0, ..filter.clone() };
+        let mut total = 0;
+        loop {
+            let mut conn = self.acquire().await?;
+            let c = Columns::load(self, &mut conn).await?;
+            let mut target = QueryBuilder::<Postgres>::new(format!(
+                "SELECT {} AS identity FROM {} t {} WHERE true",
+                c.identity(),
+                c.table,
+                c.join_side()
+            ));
+            push_filter(&mut target, &c, &filter);
+            target.push(format!(
+                " ORDER BY {} LIMIT {CHUNK} FOR UPDATE OF t SKIP LOCKED",
+                c.order().join(", ")
+            ));
+            // The same parameters, in a statement around it.
+            let sql = statement(&c, target.sql().as_str());
+            let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(!self.pooled);
+            query = bind_filter(query, &filter);
+            let done =
+                query.execute(conn.get()).await.map_err(doing("changing dead events"))?.rows_affected();
+            conn.commit().await?;
+            total += done;
+            if done == 0 {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// Deletes one chunk of done events.
+    ///
+    /// With an ascending column the table is walked along it, window by window, to the first window that was
+    /// written after the deadline: no index on the time of finishing is needed, which every delivery would
+    /// have to maintain.
+    async fn prune_some(&self, c: &Columns, keep: Duration, after: Option<i64>) -> Result<(u64, Window)> {
+        let failed = doing("pruning");
+        let old = format!("{} < now() - make_interval(secs => $1)", c.finished_at());
+        let done = c.is(&c.status.done);
+        let mut conn = self.acquire().await?;
+        let walk = c.spec.seq.as_ref().filter(|seq| c.is_integer(seq) && c.spec.created_at.is_some());
+        let Some(seq) = walk.map(|seq| col(seq)) else {
+            let sql = format!(
+                "DELETE FROM {table} t WHERE {id} = ANY(ARRAY(SELECT {id} FROM {table} t WHERE {done} AND {old} \
+                 LIMIT {CHUNK} FOR UPDATE SKIP LOCKED))",
+                table = c.table,
+                id = c.identity()
+            );
+            let query = sqlx::query(AssertSqlSafe(sql)).persistent(!self.pooled).bind(keep.as_secs_f64());
+            let deleted = query.execute(conn.get()).await.map_err(&failed)?.rows_affected();
+            conn.commit().await?;
+            return Ok((deleted, Window::Again));
+        };
+        let sql = format!(
+            "WITH slice AS MATERIALIZED (SELECT {seq} AS seq, {created} AS created FROM {table} t \
+               WHERE {seq} > $2 ORDER BY {seq} LIMIT {CHUNK}), \
+             gone AS (DELETE FROM {table} t WHERE {seq} = ANY(ARRAY(SELECT t2.seq FROM (SELECT {seq} AS seq FROM {table} t \
+               WHERE {seq} > $2 AND {seq} <= (SELECT max(seq) FROM slice) AND {done} AND {old} \
+               FOR UPDATE SKIP LOCKED) AS t2)) RETURNING 1) \
+             SELECT (SELECT count(*) FROM gone) AS deleted, max(seq) AS last, \
+               coalesce(bool_or(created < now() - make_interval(secs => $1)), false) AS any_old FROM slice",
+            table = c.table,
+            created = c.created_at(),
+        );
+        let row = sqlx::query(AssertSqlSafe(sql))
+            .persistent(!self.pooled)
+            .bind(keep.as_secs_f64())
+            .bind(after.unwrap_or(i64::MIN))
+            .fetch_one(conn.get())
+            .await
+            .map_err(&failed)?;
+        conn.commit().await?;
+        let deleted: i64 = row.try_get("deleted").map_err(&failed)?;
+        let last: Option<i64> = row.try_get("last").map_err(&failed)?;
+        let any_old: bool = row.try_get("any_old").map_err(&failed)?;
+        let window = last.filter(|_| any_old).map_or(Window::End, Window::More);
+        Ok((deleted.unsigned_abs(), window))
+    }
+}
+
+/// Makes the target due now, as if it had never been tried.
+fn retry_statement(c: &Columns, target: &str) -> String {
+    let spec = &c.spec;
+    let mut set = vec![format!("{} = {}", quote(&c.status.column), literal(&c.status.new.word))];
+    if let Some(Count::Attempts(column) | Count::Retries(column)) = &spec.count {
+        set.push(format!("{} = 0", quote(column)));
+    }
+    set.extend(spec.lost_leases.iter().map(|column| format!("{} = 0", quote(column))));
+    // Doc 4's column does not take NULL; now is as good.
+    if let Some(column) = &spec.next_retry_at {
+        let due = if c.is_fast() { "NULL".into() } else { c.write_time(column, "now()") };
+        set.push(format!("{} = {due}", quote(column)));
+    }
+    for column in [&spec.claim_token, &spec.locked_until, &spec.finished_at].into_iter().flatten() {
+        set.push(format!("{} = NULL", quote(column)));
+    }
+    format!(
+        "WITH target AS ({target}), side AS ({}) UPDATE {} t SET {} FROM target WHERE {} = target.identity",
+        forget_side(c),
+        c.table,
+        set.join(", "),
+        c.identity()
+    )
+}
+
+fn discard_statement(c: &Columns, target: &str) -> String {
+    format!(
+        "WITH target AS ({target}), side AS ({}) DELETE FROM {} t USING target WHERE {} = target.identity",
+        forget_side(c),
+        c.table,
+        c.identity()
+    )
+}
+
+fn forget_side(c: &Columns) -> String {
+    format!(
+        "DELETE FROM {} s USING target WHERE s.outbox = {} AND s.event = target.identity::text",
+        c.side,
+        literal(&c.outbox)
+    )
+}
+
+/// The condition that finds an event by what an operator typed; none if it cannot be one.
+fn matching(c: &Columns, id: &str) -> Option<String> {
+    let mut conditions = Vec::new();
+    let number = id.parse::<i64>().is_ok();
+    let column = &c.spec.id;
+    if c.is_uuid(column) {
+        if Uuid::parse_str(id).is_ok() {
+            conditions.push(format!("{} = $1::text::uuid", col(column)));
+        }
+    } else if c.is_integer(column) {
+        if number {
+            conditions.push(format!("{} = $1::text::bigint", col(column)));
+        }
+    } else {
+        conditions.push(format!("{} = $1::text", col(column)));
+    }
+    if let Some(seq) = c.spec.seq.as_ref().filter(|seq| number && *seq != column) {
+        conditions.push(format!("{} = $1::text::bigint", col(seq)));
+    }
+    (!conditions.is_empty()).then(|| format!("({})", conditions.join(" OR ")))
+}
+
+fn list_columns(c: &Columns) -> String {
+    let attempts = c.attempts();
+    let retry = c.next_retry_at();
+    format!(
+        "{} AS l_seq, {}::text AS l_id, {} AS l_stream, {} AS l_type, {} AS l_aggregate_type, {} AS l_aggregate_id, \
+         {} AS l_state, ({attempts})::int AS l_attempts, ({})::int AS l_lost, \
+         CASE WHEN isfinite({retry}) THEN {retry} END AS l_retry, \
+         coalesce(NOT isfinite({retry}), false) AS l_held, \
+         {}::text AS l_code, {}::text AS l_message, {} AS l_created",
+        c.seq(),
+        col(&c.spec.id),
+        c.field(&c.spec.stream),
+        c.field(&c.spec.event_type),
+        c.field(&c.spec.aggregate_type),
+        c.key(),
+        c.state(),
+        c.lost_leases(),
+        c.error_code(),
+        c.error_message(),
+        c.created_at(),
+    )
+}
+
+fn list_row(row: &PgRow) -> Result<ListRow> {
+    let number = |value: i32| u32::try_from(value).unwrap_or(0);
+    Ok(ListRow {
+        seq: decode::get(row, "l_seq")?,
+        id: decode::get(row, "l_id")?,
+        stream: decode::get(row, "l_stream")?,
+        event_type: decode::get(row, "l_type")?,
+        aggregate_type: decode::get(row, "l_aggregate_type")?,
+        aggregate_id: decode::get(row, "l_aggregate_id")?,
+        state: decode::get(row, "l_state")?,
+        attempts: number(decode::get(row, "l_attempts")?),
+        lost_leases: number(decode::get(row, "l_lost")?),
+        next_retry_at: decode::get(row, "l_retry")?,
+        held: decode::get(row, "l_held")?,
+        error_code: decode::get(row, "l_code")?,
+        error_message: decode::get(row, "l_message")?,
+        created_at: decode::get(row, "l_created")?,
+    })
+}
+
+/// ` AND …` for each part of the filter; parameters in the order of [`bind_filter`].
+fn push_filter(query: &mut QueryBuilder<Postgres>, c: &Columns, filter: &Filter) {
+    let states: Vec<String> = filter.states.iter().map(|state| state.as_str().to_owned()).collect();
+    if !states.is_empty() {
+        query.push(format!(" AND {} = ANY(", c.state())).push_bind(states).push(")");
+        let all = |wanted: &[State]| filter.states.iter().all(|state| wanted.contains(state));
+        // The same again, in words that an index knows.
+        if all(&[State::Dead, State::Unknown]) {
+            query.push(format!(" AND {}", c.is_dead_or_unknown()));
+        } else if all(&[State::Pending, State::Processing]) {
+            query.push(format!(" AND {}", c.is_open()));
+        }
+    }
+    let texts = [
+        (&filter.stream, c.field(&c.spec.stream)),
+        (&filter.event_type, c.field(&c.spec.event_type)),
+        (&filter.aggregate_id, c.key()),
+        (&filter.error_code, c.error_code()),
+    ];
+    for (value, column) in texts {
+        if let Some(value) = value {
+            query.push(format!(" AND {column} = ")).push_bind(value.clone());
+        }
+    }
+    if let (Some(after), Some(seq)) = (filter.after_seq, &c.spec.seq) {
+        query.push(format!(" AND {} > ", col(seq))).push_bind(after);
+    }
+}
+
+type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
+
+fn bind_filter<'q>(mut query: Query<'q>, filter: &Filter) -> Query<'q> {
+    if !filter.states.is_empty() {
+        let states: Vec<String> = filter.states.iter().map(|state| state.as_str().to_owned()).collect();
+        query = query.bind(states);
+    }
+    for value in [&filter.stream, &filter.event_type, &filter.aggregate_id, &filter.error_code] {
+        if let Some(value) = value {
+            query = query.bind(value.clone());
+        }
+    }
+    match filter.after_seq {
+        Some(after) => query.bind(after),
+        None => query,
+    }
+}
+
+async fn open_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<StreamStatus>> {
+    let sql = format!(
+        "SELECT stream, \
+           count(*) FILTER (WHERE state = 'pending' AND NOT waits) AS pending, \
+           count(*) FILTER (WHERE state = 'pending' AND waits) AS retrying, \
+           count(*) FILTER (WHERE state = 'processing') AS processing, \
+           count(*) FILTER (WHERE state = 'unknown') AS unknown, \
+           count(*) FILTER (WHERE state NOT IN ('pending', 'processing', 'unknown')) AS dead, \
+           extract(epoch FROM now() - min(created) FILTER (WHERE state IN ('pending', 'processing')))::float8 AS oldest \
+         FROM (SELECT {stream} AS stream, {state} AS state, {waits} AS waits, \
+             {created} AS created FROM {table} t {side} WHERE {open} \
+           UNION ALL SELECT {stream}, {state}, false, {created} FROM {table} t {side} WHERE {dead}) AS open \
+         GROUP BY stream",
+        stream = c.field(&c.spec.stream),
+        state = c.state(),
+        waits = if c.is_fast() {
+            format!("{} IS NOT NULL", c.next_retry_at())
+        } else {
+            format!("{} > 0", c.attempts())
+        },
+        created = c.created_at(),
+        table = c.table,
+        side = c.join_side(),
+        open = c.is_open(),
+        dead = c.is_dead_or_unknown(),
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("counting events"))?;
+    rows.iter()
+        .map(|row| {
+            let count =
+                |name: &str| Ok::<u64, airtight_core::Error>(decode::get::<i64>(row, name)?.unsigned_abs());
+            Ok(StreamStatus {
+                stream: decode::get(row, "stream")?,
+                pending: count("pending")?,
+                retrying: count("retrying")?,
+                processing: count("processing")?,
+                done: 0,
+                dead: count("dead")?,
+                unknown: count("unknown")?,
+                oldest_pending_seconds: decode::get(row, "oldest")?,
+            })
+        })
+        .collect()
+}
+
+async fn done_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<(String, u64)>> {
+    let sql = format!(
+        "SELECT stream, count(*) FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT {DONE_CAP}) AS done GROUP BY stream",
+        c.field(&c.spec.stream),
+        c.table,
+        c.is(&c.status.done)
+    );
+    let rows: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("counting done events"))?;
+    Ok(rows.into_iter().map(|(stream, count)| (stream, count.unsigned_abs())).collect())
+}
+
+async fn relays(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<RelayStatus>> {
+    let sql = format!(
+        "SELECT r.id::text AS id, r.host, r.streams, r.ord, extract(epoch FROM r.expires_at - now())::float8 AS lease, \
+           (SELECT count(*) FROM {} p WHERE p.owner = r.id) AS partitions \
+         FROM {} r WHERE r.outbox = $1 AND r.expires_at > now() ORDER BY r.started_at, r.id",
+        c.partition, c.relay
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("listing relays"))?;
+    rows.iter()
+        .map(|row| {
+            Ok(RelayStatus {
+                id: decode::get(row, "id")?,
+                host: decode::get(row, "host")?,
+                streams: decode::get(row, "streams")?,
+                order: decode::get(row, "ord")?,
+                partitions: decode::get::<i64>(row, "partitions")?.unsigned_abs(),
+                lease_seconds: decode::get(row, "lease")?,
+            })
+        })
+        .collect()
+}
+
+/// Streams with something to deliver that no live relay reads.
+async fn unread_streams(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<String>> {
+    let sql = format!(
+        "SELECT DISTINCT stream FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT 100000) AS open \
+         WHERE NOT EXISTS (SELECT FROM {} r WHERE r.outbox = $1 AND r.expires_at > now() \
+           AND (cardinality(r.streams) = 0 OR open.stream = ANY(r.streams))) ORDER BY stream LIMIT 100",
+        c.field(&c.spec.stream),
+        c.table,
+        c.is_open(),
+        c.relay
+    );
+    sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("looking for streams nobody reads"))
+}
+
+/// Keys with a failed or dead event and others waiting behind it.
+async fn blocked_keys(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &Columns,
+    limit: i64,
+) -> Result<Vec<BlockedKey>> {
+    let retry = c.next_retry_at();
+    // On a fast table what waits is marked; elsewhere it is everything open behind a waiting event.
+    let held = if c.is_fast() {
+        format!("{} AND {retry} = 'infinity'", c.is_open())
+    } else {
+        format!("{} AND s.claim_token IS NULL", c.is_open())
+    };
+    let waits = format!("({} AND {retry} IS NOT NULL AND {retry} < 'infinity')", c.is_open());
+    let order = c.order().join(", ");
+    let sql = format!(
+        "WITH head AS MATERIALIZED (SELECT DISTINCT ON ({key}) {key} AS key, {id}::text AS id, {state} AS state, \
+             ROW({order}) AS place FROM {table} t {side} WHERE {waits} OR {dead} ORDER BY {key}, {order}) \
+         SELECT head.key, head.id, head.state, behind.held FROM head CROSS JOIN LATERAL (SELECT count(*) AS held \
+           FROM {table} t {side} WHERE {key} = head.key AND {held} AND ROW({order}) > head.place) AS behind \
+         WHERE behind.held > 0 ORDER BY behind.held DESC, head.key LIMIT $1",
+        key = c.key(),
+        id = col(&c.spec.id),
+        state = c.state(),
+        table = c.table,
+        side = c.join_side(),
+        dead = c.is_dead_or_unknown(),
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(limit)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("listing blocked keys"))?;
+    rows.iter()
+        .map(|row| {
+            Ok(BlockedKey {
+                aggregate_id: decode::get(row, "key")?,
+                behind_id: decode::get(row, "id")?,
+                behind_state: decode::get(row, "state")?,
+                held: decode::get::<i64>(row, "held")?.unsigned_abs(),
+            })
+        })
+        .collect()
+}

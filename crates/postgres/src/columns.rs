@@ -1,0 +1,327 @@
+//! From a `TableSpec` to SQL expressions. Every query gets its columns and status words from here.
+//!
+//! Expressions are about a row `t` of the outbox and, where the table cannot hold something, a row `s` of
+//! the side table, which is joined by [`Columns::join_side`].
+
+use std::{collections::HashMap, sync::Arc};
+
+use airtight_core::{
+    Error, Result,
+    table::{Count, Field, PayloadKind, Role, StatusSpec, TableSpec, literal, quote},
+};
+use sqlx::Row;
+
+use crate::{PgOutbox, error::doing, outbox::Conn};
+
+/// A spec together with what the database says of its columns.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    pub(crate) spec: Arc<TableSpec>,
+    pub(crate) status: StatusSpec,
+    pub(crate) table: String,
+    pub(crate) side: String,
+    pub(crate) relay: String,
+    pub(crate) partition: String,
+    /// The name under which the side table and the relays know this outbox.
+    pub(crate) outbox: String,
+    types: HashMap<String, String>,
+}
+
+impl Columns {
+    /// Reads the table's columns and refuses a table that does not fit, naming what is missing.
+    pub(crate) async fn load(outbox: &PgOutbox, conn: &mut Conn) -> Result<Self> {
+        let spec = outbox.spec.clone();
+        let status = spec.require_status()?.clone();
+        let rows = sqlx::query(
+            "SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute a \
+             WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped",
+        )
+        .persistent(!outbox.pooled)
+        .bind(spec.qualified())
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("reading the table's columns"))?;
+        if rows.is_empty() {
+            return Err(Error::permanent(
+                "not_migrated",
+                format!("there is no table {}: run `airtight migrate`", spec.display_name()),
+            ));
+        }
+        let mut types = HashMap::new();
+        for row in rows {
+            let name: String = row.try_get(0).map_err(doing("reading the table's columns"))?;
+            types.insert(name, row.try_get(1).map_err(doing("reading the table's columns"))?);
+        }
+        let missing: Vec<&str> =
+            spec.columns().into_iter().filter(|column| !types.contains_key(*column)).collect();
+        if !missing.is_empty() {
+            return Err(Error::permanent(
+                "bad_column",
+                format!("{} has no column {}: correct the mapping", spec.display_name(), missing.join(", ")),
+            ));
+        }
+        Ok(Self {
+            status,
+            table: spec.qualified(),
+            side: outbox.own("side"),
+            relay: outbox.own("relay"),
+            partition: outbox.own("partition"),
+            outbox: spec.display_name(),
+            types,
+            spec,
+        })
+    }
+
+    /// Whether the table is shaped like the canonical one: partition and phase stored, and everything that a
+    /// claim must remember.
+    pub(crate) fn is_fast(&self) -> bool {
+        self.spec.is_self_contained()
+            && self.spec.partition.is_some()
+            && self.spec.phase.is_some()
+            && self.spec.seq.as_ref() == Some(&self.spec.identity)
+            && matches!(self.spec.stream, Field::Column(_))
+            && matches!(self.spec.aggregate_id, Field::Column(_))
+    }
+
+    /// The type of the identity, as the database writes it.
+    pub(crate) fn identity_type(&self) -> &str {
+        self.type_of(&self.spec.identity)
+    }
+
+    fn type_of(&self, column: &str) -> &str {
+        self.types.get(column).map_or("text", String::as_str)
+    }
+
+    /// Whether a column holds UUIDs.
+    pub(crate) fn is_uuid(&self, column: &str) -> bool {
+        self.type_of(column) == "uuid"
+    }
+
+    /// Whether a column holds integers.
+    pub(crate) fn is_integer(&self, column: &str) -> bool {
+        matches!(self.type_of(column), "bigint" | "integer" | "smallint")
+    }
+
+    /// The identity of `t`.
+    pub(crate) fn identity(&self) -> String {
+        col(&self.spec.identity)
+    }
+
+    /// `LEFT JOIN` to the side table.
+    pub(crate) fn join_side(&self) -> String {
+        format!(
+            "LEFT JOIN {} s ON s.outbox = {} AND s.event = {}::text",
+            self.side,
+            literal(&self.outbox),
+            self.identity()
+        )
+    }
+
+    /// A timestamp column as `timestamptz`.
+    pub(crate) fn read_time(&self, column: &str) -> String {
+        if self.type_of(column) == "timestamp without time zone" {
+            format!("({} AT TIME ZONE {})", col(column), literal(&self.spec.zone))
+        } else {
+            col(column)
+        }
+    }
+
+    /// A `timestamptz` expression as the column wants it.
+    pub(crate) fn write_time(&self, column: &str, value: &str) -> String {
+        if self.type_of(column) == "timestamp without time zone" {
+            format!("(({value}) AT TIME ZONE {})", literal(&self.spec.zone))
+        } else {
+            value.to_owned()
+        }
+    }
+
+    /// What orders rows, most significant first.
+    pub(crate) fn order(&self) -> Vec<String> {
+        match (&self.spec.seq, &self.spec.created_at) {
+            (Some(seq), _) => vec![col(seq)],
+            (None, Some(created_at)) => vec![col(created_at), self.identity()],
+            (None, None) => vec![self.identity()],
+        }
+    }
+
+    /// The event's `seq`. A table without one gets the microseconds of its creation time.
+    pub(crate) fn seq(&self) -> String {
+        match (&self.spec.seq, &self.spec.created_at) {
+            (Some(seq), _) => format!("{}::bigint", col(seq)),
+            (None, Some(created_at)) => {
+                format!("(extract(epoch FROM {}) * 1000000)::bigint", self.read_time(created_at))
+            }
+            (None, None) => "0::bigint".into(),
+        }
+    }
+
+    /// A routing field.
+    pub(crate) fn field(&self, field: &Field) -> String {
+        match field {
+            Field::Column(column) => format!("{}::text", col(column)),
+            Field::Constant(text) => format!("{}::text", literal(text)),
+        }
+    }
+
+    /// The ordering key.
+    pub(crate) fn key(&self) -> String {
+        self.field(&self.spec.aggregate_id)
+    }
+
+    /// Attempts used so far. A row that is being processed includes the one under way only where attempts
+    /// are counted as such.
+    pub(crate) fn attempts(&self) -> String {
+        match &self.spec.count {
+            Some(Count::Attempts(column) | Count::Retries(column)) => format!("coalesce({}, 0)", col(column)),
+            None => "coalesce(s.attempts, 0)".into(),
+        }
+    }
+
+    pub(crate) fn next_retry_at(&self) -> String {
+        self.spec.next_retry_at.as_ref().map_or("s.next_retry_at".into(), |column| self.read_time(column))
+    }
+
+    pub(crate) fn lost_leases(&self) -> String {
+        let lost = self.spec.lost_leases.as_ref().filter(|_| self.is_fast());
+        lost.map_or("coalesce(s.lost_leases, 0)".into(), |column| col(column))
+    }
+
+    pub(crate) fn error_code(&self) -> String {
+        self.spec.error_code.as_ref().map_or("s.error_code".into(), |column| col(column))
+    }
+
+    pub(crate) fn error_message(&self) -> String {
+        self.spec.error_message.as_ref().map_or("s.error_message".into(), |column| col(column))
+    }
+
+    pub(crate) fn created_at(&self) -> String {
+        self.spec.created_at.as_ref().map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+    }
+
+    /// When the row was finished, as well as the table knows.
+    pub(crate) fn finished_at(&self) -> String {
+        [&self.spec.finished_at, &self.spec.updated_at, &self.spec.created_at]
+            .into_iter()
+            .flatten()
+            .next()
+            .map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+    }
+
+    /// Whether the row has a role.
+    pub(crate) fn is(&self, role: &Role) -> String {
+        let word = format!("{} = {}", col(&self.status.column), literal(&role.word));
+        match &role.when {
+            None => word,
+            Some(when) => {
+                format!("({word} AND coalesce({}, 0) {} {})", col(&when.column), when.test.sql(), when.value)
+            }
+        }
+    }
+
+    /// Whether the row is neither finished nor dead.
+    pub(crate) fn is_open(&self) -> String {
+        if let Some(phase) = &self.spec.phase {
+            return format!("{} = 0", col(phase));
+        }
+        let roles = [Some(&self.status.new), Some(&self.status.retrying), self.status.processing.as_ref()];
+        format!(
+            "({})",
+            roles.into_iter().flatten().map(|role| self.is(role)).collect::<Vec<_>>().join(" OR ")
+        )
+    }
+
+    /// Whether the row waits for a person.
+    pub(crate) fn is_dead_or_unknown(&self) -> String {
+        if let Some(phase) = &self.spec.phase {
+            return format!("{} = 1", col(phase));
+        }
+        let unknown = self.status.unknown.as_ref().map(|role| format!(" OR {}", self.is(role)));
+        format!("({}{})", self.is(&self.status.dead), unknown.unwrap_or_default())
+    }
+
+    /// The state as the canonical word; the table's own word where nobody knows what it means.
+    pub(crate) fn state(&self) -> String {
+        let mut cases = String::new();
+        if !self.is_fast() {
+            cases.push_str(" WHEN s.claim_token IS NOT NULL THEN 'processing'");
+            cases.push_str(&format!(" WHEN s.unknown AND {} THEN 'unknown'", self.is(&self.status.dead)));
+        }
+        let roles = [
+            (Some(&self.status.new), "pending"),
+            (Some(&self.status.retrying), "pending"),
+            (self.status.processing.as_ref(), "processing"),
+            (Some(&self.status.done), "done"),
+            (Some(&self.status.dead), "dead"),
+            (self.status.unknown.as_ref(), "unknown"),
+        ];
+        for (role, word) in roles {
+            if let Some(role) = role {
+                cases.push_str(&format!(" WHEN {} THEN '{word}'", self.is(role)));
+            }
+        }
+        format!("(CASE{cases} ELSE {}::text END)", col(&self.status.column))
+    }
+
+    /// How many bytes the payload takes as stored.
+    pub(crate) fn stored_size(&self) -> String {
+        let payload = format!("coalesce(pg_column_size({}), 0)", col(&self.spec.payload));
+        match &self.spec.payload_bytes {
+            Some(bytes) => format!("({payload} + coalesce(pg_column_size({}), 0))", col(bytes)),
+            None => payload,
+        }
+    }
+
+    /// What [`crate::decode`] turns into an event, in its order. Payloads whose stored size is above
+    /// `max_payload` (an SQL expression) are left out.
+    pub(crate) fn event_columns(&self, max_payload: &str) -> String {
+        let optional = |column: &Option<String>, cast: &str| {
+            column.as_ref().map_or(format!("NULL::{cast}"), |column| format!("{}::{cast}", col(column)))
+        };
+        let size = self.stored_size();
+        let payload = col(&self.spec.payload);
+        let (text, bytes) = match self.spec.payload_kind {
+            PayloadKind::Json | PayloadKind::JsonText => {
+                (format!("{payload}::text"), optional(&self.spec.payload_bytes, "bytea"))
+            }
+            PayloadKind::Bytes => ("NULL::text".into(), format!("{payload}::bytea")),
+        };
+        let occurred = [&self.spec.occurred_at, &self.spec.created_at].into_iter().flatten().next();
+        let extra: Vec<String> = self
+            .spec
+            .extra
+            .iter()
+            .map(|(name, column)| format!("{}, {}", literal(name), col(column)))
+            .collect();
+        let extra = if extra.is_empty() {
+            "NULL::text".into()
+        } else {
+            format!("json_build_object({})::text", extra.join(", "))
+        };
+        [
+            format!("{}::text AS e_id", col(&self.spec.id)),
+            format!("{} AS e_seq", self.seq()),
+            format!("{} AS e_stream", self.field(&self.spec.stream)),
+            format!("{} AS e_type", self.field(&self.spec.event_type)),
+            format!("{} AS e_aggregate_type", self.field(&self.spec.aggregate_type)),
+            format!("{} AS e_aggregate_id", self.key()),
+            format!("{} AS e_op", optional(&self.spec.op, "text")),
+            format!("CASE WHEN {size} <= {max_payload} THEN {text} END AS e_payload"),
+            format!("CASE WHEN {size} <= {max_payload} THEN {bytes} END AS e_payload_bytes"),
+            format!("{size}::bigint AS e_size"),
+            format!("{} AS e_headers", optional(&self.spec.headers, "text")),
+            format!(
+                "{} AS e_occurred_at",
+                occurred.map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+            ),
+            format!("{} AS e_schema_version", optional(&self.spec.schema_version, "integer")),
+            format!("{} AS e_max_attempts", optional(&self.spec.max_attempts, "bigint")),
+            format!("{extra} AS e_extra"),
+        ]
+        .join(", ")
+    }
+}
+
+/// A column of `t`, quoted.
+pub(crate) fn col(column: &str) -> String {
+    format!("t.{}", quote(column))
+}

@@ -1,0 +1,86 @@
+//! Being woken up by NOTIFY. Only ever a hint: whoever waits polls all the same.
+
+use std::{sync::Arc, time::Duration};
+
+use airtight_core::Result;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{PgOutbox, error::doing};
+
+/// A background task with a connection of its own that turns notifications into wake-ups.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    woken: Arc<Notify>,
+    _stop: DropGuard,
+}
+
+impl Listener {
+    /// Starts listening. The session is checked first, so that a wrong `listen_url` shows at the start.
+    pub(crate) async fn start(outbox: &PgOutbox) -> Result<Self> {
+        let options = match &outbox.options.listen_url {
+            Some(url) => url.parse::<PgConnectOptions>().map_err(doing("reading listen_url"))?,
+            None => (*outbox.pool.connect_options()).clone(),
+        };
+        let probe: PgConnection = options.connect().await.map_err(doing("connecting the listener"))?;
+        // It was only to see that it works.
+        let _ = probe.close().await;
+
+        let woken = Arc::new(Notify::new());
+        let stop = CancellationToken::new();
+        let task = listen(options, outbox.channel(), woken.clone());
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stopped.cancelled() => {}
+                () = task => {}
+            }
+        });
+        Ok(Self { woken, _stop: stop.drop_guard() })
+    }
+
+    /// Returns at the next notification, or at one that came since the last call.
+    pub(crate) async fn woken(&self) {
+        self.woken.notified().await;
+    }
+}
+
+/// Listens for ever. A connection that breaks is replaced, and whoever waits is woken, since notifications
+/// were missed meanwhile; a half-open one is found out by the ping after each silence.
+async fn listen(options: PgConnectOptions, channel: String, woken: Arc<Notify>) {
+    const SILENCE: Duration = Duration::from_secs(30);
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(Duration::from_secs(10))
+        .connect_lazy_with(options);
+    loop {
+        let result: sqlx::Result<()> = async {
+            let mut listener = PgListener::connect_with(&pool).await?;
+            listener.listen(&channel).await?;
+            woken.notify_one();
+            loop {
+                match tokio::time::timeout(SILENCE, listener.try_recv()).await {
+                    Ok(notification) => {
+                        // None: the connection broke and was replaced.
+                        notification?;
+                    }
+                    Err(_) => {
+                        let ping = sqlx::query("SELECT 1").execute(&mut listener);
+                        tokio::time::timeout(SILENCE, ping)
+                            .await
+                            .map_err(|_| sqlx::Error::PoolTimedOut)??;
+                        continue;
+                    }
+                }
+                woken.notify_one();
+            }
+        }
+        .await;
+        if let Err(error) = result {
+            tracing::debug!(%error, "the listener lost its connection; polling goes on");
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}

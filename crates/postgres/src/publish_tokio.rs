@@ -1,0 +1,69 @@
+//! Publishing through tokio-postgres, in the caller's transaction.
+
+use std::collections::HashMap;
+
+use airtight_core::{Error, NewEvent, Published, Result};
+use tokio_postgres::GenericClient;
+use uuid::Uuid;
+
+use crate::{PgOutbox, error::from_sqlstate, publish::Rows};
+
+impl PgOutbox {
+    /// Publishes one event through a tokio-postgres client or transaction.
+    pub async fn publish_tokio<C: GenericClient + Sync>(
+        &self,
+        client: &C,
+        event: &NewEvent,
+    ) -> Result<Published> {
+        let mut published = self.publish_many_tokio(client, std::slice::from_ref(event)).await?;
+        published
+            .pop()
+            .ok_or_else(|| Error::permanent("postgres", "the database returned nothing for the event"))
+    }
+
+    /// Publishes many events through a tokio-postgres client or transaction, in one round trip.
+    pub async fn publish_many_tokio<C: GenericClient + Sync>(
+        &self,
+        client: &C,
+        events: &[NewEvent],
+    ) -> Result<Vec<Published>> {
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = Rows::new(self, events)?;
+        let returned = client
+            .query(
+                &self.insert_sql(),
+                &[
+                    &rows.ids,
+                    &rows.streams,
+                    &rows.event_types,
+                    &rows.aggregate_types,
+                    &rows.aggregate_ids,
+                    &rows.ops,
+                    &rows.payloads,
+                    &rows.payload_bytes,
+                    &rows.headers,
+                    &rows.occurred_at,
+                    &rows.schema_versions,
+                    &rows.max_attempts,
+                ],
+            )
+            .await
+            .map_err(|error| from_tokio(&error))?;
+        let mut found = HashMap::with_capacity(returned.len());
+        for row in returned {
+            let column = |error: tokio_postgres::Error| from_tokio(&error);
+            let id: Uuid = row.try_get(0).map_err(column)?;
+            found.insert(id, (row.try_get(1).map_err(column)?, row.try_get(2).map_err(column)?));
+        }
+        rows.answer(found)
+    }
+}
+
+fn from_tokio(error: &tokio_postgres::Error) -> Error {
+    match error.as_db_error() {
+        Some(database) => from_sqlstate(Some(database.code().code()), database.message(), "publishing"),
+        None => Error::retryable("postgres", format!("publishing: {error}")),
+    }
+}

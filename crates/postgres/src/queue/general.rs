@@ -1,0 +1,245 @@
+//! The claim on any other table: leases live in the side table, and nothing is asked of the table's indexes.
+//!
+//! Exclusiveness comes from the side table's primary key: whoever inserts or takes over the lease row has the
+//! event, and the others' `ON CONFLICT … WHERE` refuses them, whatever their snapshots showed.
+
+use airtight_core::{
+    Order, Result,
+    queue::{ClaimRequest, Claimed, Member, SUSPECT_AFTER},
+    table::{Count, literal, quote},
+};
+use sqlx::AssertSqlSafe;
+
+use super::{PgQueue, TOTAL_BATCH, as_i64, collect};
+use crate::columns::{Columns, col};
+
+impl PgQueue {
+    pub(super) async fn claim_general(
+        &self,
+        columns: &Columns,
+        request: &ClaimRequest<'_>,
+    ) -> Result<Claimed> {
+        let member = request.member;
+        let events = match member.order {
+            Order::Total => request.events.min(TOTAL_BATCH),
+            Order::None | Order::Key => request.events,
+        };
+        let partitions: Vec<i16> = request.partitions.iter().filter_map(|n| i16::try_from(*n).ok()).collect();
+        let mut conn = self.outbox.acquire().await?;
+        let rows = sqlx::query(AssertSqlSafe(claim(columns, member, request.alone)))
+            .persistent(!self.outbox.pooled)
+            .bind(request.token)
+            .bind(as_i64(if request.alone { 1 } else { events }))
+            .bind(as_i64(request.bytes))
+            .bind(member.lease.as_secs_f64())
+            .bind(member.id)
+            .bind(partitions)
+            .bind(request.tokens)
+            .bind(&member.streams)
+            .bind(as_i64(request.max_payload))
+            .fetch(conn.get());
+        let claimed = collect(rows, columns, request).await?;
+        conn.commit().await?;
+        Ok(claimed)
+    }
+}
+
+/// The claim. Parameters: token, events, bytes, lease in seconds, relay, partitions, tokens, streams, largest
+/// payload.
+fn claim(c: &Columns, member: &Member, alone: bool) -> String {
+    let table = &c.table;
+    let side = c.join_side();
+    let identity = c.identity();
+    let key = c.key();
+    let retry = c.next_retry_at();
+    let lost = c.lost_leases();
+    let attempts = c.attempts();
+    let order = c.order();
+    let places: Vec<String> = (0..order.len()).map(|n| format!("o{n}")).collect();
+    let place_columns: Vec<String> =
+        order.iter().zip(&places).map(|(expression, name)| format!("{expression} AS {name}")).collect();
+    let (order_by, place) = (order.join(", "), places.join(", "));
+    let open = c.is_open();
+    let streams = format!("(cardinality($8::text[]) = 0 OR {} = ANY($8))", c.field(&c.spec.stream));
+
+    let slot = match member.order {
+        Order::Key => {
+            format!("(mod(hashtextextended({key}, 0), {n}) + {n}) % {n}", n = i64::from(member.partitions))
+        }
+        Order::None | Order::Total => "0::bigint".into(),
+    };
+    let in_partition = match member.order {
+        Order::None => "$6::smallint[] IS NOT NULL".into(),
+        Order::Key | Order::Total => format!("{slot} = ANY($6::smallint[])"),
+    };
+    // Free, or held by nobody who still counts.
+    let void = |row: &str| match member.order {
+        Order::None => format!("({row}.claim_token IS NULL OR {row}.locked_until < now())"),
+        Order::Key | Order::Total => {
+            format!("({row}.claim_token IS NULL OR {row}.claim_token <> ALL($7::uuid[]))")
+        }
+    };
+    let free = void("s");
+    // A word for processing without a lease of ours: another program's claim, whose own lock is respected.
+    let others = match (&c.spec.locked_until, &c.status.processing) {
+        (Some(locked), Some(processing)) => format!(
+            "AND NOT (s.claim_token IS NULL AND {} AND coalesce({} > now(), false))",
+            c.is(processing),
+            c.read_time(locked)
+        ),
+        _ => String::new(),
+    };
+
+    let suspect = format!("{lost} + (s.claim_token IS NOT NULL)::int >= {SUSPECT_AFTER}");
+    let wanted = if alone { suspect.clone() } else { "true".into() };
+    let blocked = blocked(c, member, alone, &key, &order_by, &places, &suspect, &free);
+    let lock = if member.order == Order::None { "FOR UPDATE OF t SKIP LOCKED" } else { "FOR UPDATE OF t" };
+    let no_suspect_before = match member.order {
+        _ if alone => "true".to_owned(),
+        Order::None => "NOT x.suspect".to_owned(),
+        Order::Key => format!(
+            "NOT x.suspect AND NOT EXISTS (SELECT FROM candidate y WHERE y.suspect AND y.key = x.key AND ({}) < ({}))",
+            prefixed("y", &places),
+            prefixed("x", &places)
+        ),
+        Order::Total => format!(
+            "NOT x.suspect AND NOT EXISTS (SELECT FROM candidate y WHERE y.suspect AND ({}) < ({}))",
+            prefixed("y", &places),
+            prefixed("x", &places)
+        ),
+    };
+    let moved = moved(c);
+    let returned = c.event_columns("$9");
+    let attempt = match &c.spec.count {
+        Some(Count::Retries(_)) => "candidate.attempts + 1",
+        Some(Count::Attempts(_)) | None => "leased.attempts",
+    };
+    format!(
+        "WITH me AS (SELECT r.id FROM {relay} r WHERE r.id = $5 AND $7::uuid[] IS NOT NULL FOR KEY SHARE), \
+         {waiting} \
+         candidate AS MATERIALIZED (SELECT {identity} AS identity, {identity}::text AS event, {key} AS key, \
+             ({slot})::smallint AS slot, {attempts} AS attempts, {lost} AS lost, \
+             s.claim_token IS NOT NULL AS takeover, {retry} IS NOT NULL AS waited, {suspect} AS suspect, \
+             {size} AS size, {place_columns} \
+           FROM me CROSS JOIN {table} t {side} \
+           WHERE {open} AND {streams} AND {in_partition} AND ({retry} IS NULL OR {retry} <= now()) AND {free} {others} \
+             AND {wanted} {blocked_filter} ORDER BY {order_by} LIMIT $2 {lock}), \
+         chosen AS (SELECT x.* FROM (SELECT x.*, sum(x.size) OVER (ORDER BY {place}) - x.size AS before \
+           FROM candidate x WHERE {no_suspect_before}) AS x WHERE x.before < $3), \
+         leased AS (INSERT INTO {side_table} AS s (outbox, event, claim_token, locked_until, attempts, lost_leases) \
+           SELECT {outbox}, event, $1::uuid, now() + make_interval(secs => $4), attempts + (NOT takeover)::int, \
+             lost + takeover::int FROM chosen \
+           ON CONFLICT (outbox, event) DO UPDATE SET claim_token = excluded.claim_token, \
+             locked_until = excluded.locked_until, attempts = excluded.attempts, lost_leases = excluded.lost_leases \
+           WHERE {free} RETURNING s.event, s.attempts, s.lost_leases), \
+         suspected AS (UPDATE {side_table} s SET claim_token = NULL, locked_until = NULL, \
+             attempts = greatest(s.attempts - 1, 0), lost_leases = s.lost_leases + 1 \
+           FROM candidate x WHERE s.outbox = {outbox} AND s.event = x.event AND x.suspect AND x.takeover \
+             AND NOT {alone} AND {free}) \
+         {moved} \
+         SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, got.* \
+         FROM (SELECT 1) AS one LEFT JOIN (SELECT candidate.event AS row_id, candidate.slot, \
+             ({attempt})::int AS attempt, leased.lost_leases AS lost, candidate.waited, {place_names}, {returned} \
+           FROM leased JOIN candidate USING (event) JOIN {table} t ON {identity} = candidate.identity) AS got ON true \
+         ORDER BY {place}",
+        relay = c.relay,
+        waiting = blocked.cte,
+        blocked_filter = blocked.filter,
+        size = c.stored_size(),
+        place_columns = place_columns.join(", "),
+        place_names = prefixed("candidate", &places),
+        side_table = c.side,
+        outbox = literal(&c.outbox),
+    )
+}
+
+struct Blocked {
+    /// What waits, first of each key, with a trailing comma.
+    cte: String,
+    /// ` AND nothing before it waits`.
+    filter: String,
+}
+
+/// Keeps events out that stand behind one that waits. The filter comes before the claim's LIMIT, or a key
+/// with many events behind a waiting one would leave no room for the others.
+#[allow(clippy::too_many_arguments)]
+fn blocked(
+    c: &Columns,
+    member: &Member,
+    alone: bool,
+    key: &str,
+    order_by: &str,
+    places: &[String],
+    suspect: &str,
+    free: &str,
+) -> Blocked {
+    let group = match member.order {
+        Order::None => return Blocked { cte: String::new(), filter: String::new() },
+        Order::Key => key.to_owned(),
+        Order::Total => "''::text".to_owned(),
+    };
+    let retry = c.next_retry_at();
+    // An event that is being delivered under a token of ours counts as waiting if it failed before: behind
+    // it nothing may overtake. A suspect waits for its turn alone, but must not stand in its own way.
+    let suspects = if alone { "false".to_owned() } else { format!("({suspect} AND {free})") };
+    let waits = format!(
+        "{open} AND (({retry} IS NOT NULL AND ({retry} > now() OR NOT {free})) OR {suspects})",
+        open = c.is_open()
+    );
+    let dead = if member.block_on_dead { format!(" OR {}", c.is_dead_or_unknown()) } else { String::new() };
+    let order = c.order();
+    let place_columns: Vec<String> =
+        order.iter().zip(places).map(|(expression, name)| format!("{expression} AS {name}")).collect();
+    let cte = format!(
+        "waiting AS MATERIALIZED (SELECT DISTINCT ON ({group}) {group} AS key, {columns} FROM {table} t {side} \
+         WHERE ({waits}{dead}) AND (cardinality($8::text[]) = 0 OR {stream} = ANY($8)) ORDER BY {group}, {order_by}), ",
+        columns = place_columns.join(", "),
+        table = c.table,
+        side = c.join_side(),
+        stream = c.field(&c.spec.stream),
+    );
+    let filter = format!(
+        "AND NOT EXISTS (SELECT FROM waiting w WHERE w.key = {group} AND ({}) < ({order_by}))",
+        prefixed("w", places)
+    );
+    Blocked { cte, filter }
+}
+
+/// What the claim writes into the table itself, so that its own readers see it.
+fn moved(c: &Columns) -> String {
+    let mut set = Vec::new();
+    if let Some(processing) = &c.status.processing {
+        set.push(format!("{} = {}", quote(&c.status.column), literal(&processing.word)));
+    }
+    if let Some(Count::Attempts(column)) = &c.spec.count {
+        set.push(format!("{} = leased.attempts", quote(column)));
+    }
+    if let Some(column) = &c.spec.claim_token {
+        let cast = if c.is_uuid(column) { "" } else { "::text" };
+        set.push(format!("{} = $1::uuid{cast}", quote(column)));
+    }
+    if let Some(column) = &c.spec.locked_until {
+        set.push(format!(
+            "{} = {}",
+            quote(column),
+            c.write_time(column, "now() + make_interval(secs => $4)")
+        ));
+    }
+    for column in [&c.spec.last_attempt_at, &c.spec.updated_at].into_iter().flatten() {
+        set.push(format!("{} = {}", quote(column), c.write_time(column, "now()")));
+    }
+    if set.is_empty() {
+        return String::new();
+    }
+    format!(
+        ", moved AS (UPDATE {} t SET {} FROM leased WHERE {} = leased.event::{})",
+        c.table,
+        set.join(", "),
+        col(&c.spec.identity),
+        c.identity_type()
+    )
+}
+
+fn prefixed(alias: &str, names: &[String]) -> String {
+    names.iter().map(|name| format!("{alias}.{name}")).collect::<Vec<_>>().join(", ")
+}

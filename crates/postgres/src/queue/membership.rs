@@ -1,0 +1,251 @@
+//! Who is there and who owns which partition.
+
+use airtight_core::{
+    Error, Result,
+    queue::{Member, Pulse, RowClaim, RowKey},
+    table::literal,
+};
+use sqlx::{AssertSqlSafe, Row};
+use uuid::Uuid;
+
+use super::{int_keys, text_keys};
+use crate::{
+    PgOutbox,
+    columns::{Columns, col},
+    error::doing,
+    outbox::Conn,
+};
+
+/// One at a time in a group: whoever changes who owns what. A transaction's lock, so that it works behind a
+/// pooler and ends with the transaction, however that ends.
+async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<()> {
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('airtight relays ' || $1, 0))")
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .execute(conn.get())
+        .await
+        .map_err(doing("waiting for other relays"))?;
+    Ok(())
+}
+
+pub(super) async fn join(outbox: &PgOutbox, c: &Columns, member: &Member) -> Result<()> {
+    let mut conn = outbox.begin().await?;
+    lock_group(outbox, &mut conn, c).await?;
+    let overlap = format!(
+        "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 AND expires_at > now() \
+         AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
+        c.relay
+    );
+    let found = sqlx::query(AssertSqlSafe(overlap))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(&member.streams)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(doing("looking for other relays"))?;
+    if let Some(other) = found {
+        let host: String = other.try_get(0).map_err(doing("looking for other relays"))?;
+        let group: String = other.try_get(1).map_err(doing("looking for other relays"))?;
+        return Err(Error::permanent(
+            "overlap",
+            format!(
+                "a relay on {host} reads the same streams of {} in another way ({group}, this one is {}): give both the same order and streams, or streams of their own",
+                c.outbox, member.group
+            ),
+        ));
+    }
+    let sql = format!(
+        "WITH me AS (INSERT INTO {} (id, outbox, grp, host, streams, ord, expires_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, now() + make_interval(secs => $7)) \
+           ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at) \
+         INSERT INTO {} (outbox, grp, n) SELECT $2, $3, n FROM generate_series(0, $8::int - 1) AS n \
+           ON CONFLICT DO NOTHING",
+        c.relay, c.partition
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(member.id)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(&member.host)
+        .bind(&member.streams)
+        .bind(member.order.as_str())
+        .bind(member.lease.as_secs_f64())
+        .bind(i32::from(member.partitions))
+        .execute(conn.get())
+        .await
+        .map_err(doing("joining the other relays"))?;
+    conn.commit().await
+}
+
+pub(super) async fn heartbeat(
+    outbox: &PgOutbox,
+    c: &Columns,
+    member: &Member,
+    rows: &[RowClaim],
+) -> Result<Pulse> {
+    let failed = doing("renewing leases");
+    let mut conn = outbox.acquire().await?;
+    // The relays and the partitions as they were before the renewal: only this relay's own row changes.
+    let sql = format!(
+        "WITH me AS (UPDATE {relay} SET expires_at = now() + make_interval(secs => $4) WHERE id = $1 RETURNING id) \
+         SELECT EXISTS (SELECT FROM me) AS alive, \
+           ARRAY(SELECT id FROM {relay} WHERE outbox = $2 AND grp = $3 AND (expires_at > now() OR id = $1)) AS members, \
+           ARRAY(SELECT n FROM {partition} WHERE outbox = $2 AND grp = $3 AND owner IS NOT NULL ORDER BY n) AS owned, \
+           ARRAY(SELECT owner FROM {partition} WHERE outbox = $2 AND grp = $3 AND owner IS NOT NULL ORDER BY n) AS owners",
+        relay = c.relay,
+        partition = c.partition,
+    );
+    let row = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(member.id)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(member.lease.as_secs_f64())
+        .fetch_one(conn.get())
+        .await
+        .map_err(&failed)?;
+    let owned: Vec<i16> = row.try_get("owned").map_err(&failed)?;
+    let owners: Vec<Uuid> = row.try_get("owners").map_err(&failed)?;
+    let mut pulse = Pulse {
+        alive: row.try_get("alive").map_err(&failed)?,
+        members: row.try_get("members").map_err(&failed)?,
+        owners: owned.into_iter().filter_map(|n| u16::try_from(n).ok()).zip(owners).collect(),
+        lost: Vec::new(),
+    };
+    if pulse.alive && !rows.is_empty() {
+        pulse.lost = renew(outbox, &mut conn, c, member, rows).await?;
+    }
+    conn.commit().await?;
+    Ok(pulse)
+}
+
+/// Renews the leases of rows; returns those that were no longer ours.
+async fn renew(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &Columns,
+    member: &Member,
+    rows: &[RowClaim],
+) -> Result<Vec<RowKey>> {
+    let failed = doing("renewing leases");
+    let refs: Vec<&RowClaim> = rows.iter().collect();
+    let tokens: Vec<Uuid> = rows.iter().map(|row| row.token).collect();
+    let renewed: Vec<RowKey> = if c.is_fast() {
+        let column = |name: &Option<String>| name.as_ref().map(|name| col(name)).unwrap_or_default();
+        let sql = format!(
+            "UPDATE {} t SET {} = now() + make_interval(secs => $3) \
+             FROM unnest($1::bigint[], $2::uuid[]) AS v(id, token) \
+             WHERE {id} = v.id AND {} = v.token RETURNING {id}",
+            c.table,
+            column(&c.spec.locked_until).trim_start_matches("t."),
+            column(&c.spec.claim_token),
+            id = c.identity(),
+        );
+        let found: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(int_keys(&refs))
+            .bind(tokens)
+            .bind(member.lease.as_secs_f64())
+            .fetch_all(conn.get())
+            .await
+            .map_err(&failed)?;
+        found.into_iter().map(RowKey::Int).collect()
+    } else {
+        let sql = format!(
+            "UPDATE {} s SET locked_until = now() + make_interval(secs => $3) \
+             FROM unnest($1::text[], $2::uuid[]) AS v(event, token) \
+             WHERE s.outbox = {} AND s.event = v.event AND s.claim_token = v.token RETURNING s.event",
+            c.side,
+            literal(&c.outbox)
+        );
+        let found: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(text_keys(&refs))
+            .bind(tokens)
+            .bind(member.lease.as_secs_f64())
+            .fetch_all(conn.get())
+            .await
+            .map_err(&failed)?;
+        found.into_iter().map(RowKey::Text).collect()
+    };
+    let renewed: std::collections::HashSet<RowKey> = renewed.into_iter().collect();
+    Ok(rows.iter().map(|row| row.key.clone()).filter(|key| !renewed.contains(key)).collect())
+}
+
+pub(super) async fn take(
+    outbox: &PgOutbox,
+    c: &Columns,
+    member: &Member,
+    wanted: &[u16],
+) -> Result<Vec<u16>> {
+    let failed = doing("taking partitions");
+    let mut conn = outbox.begin().await?;
+    lock_group(outbox, &mut conn, c).await?;
+    // Waits for a claim that the evicted relay has under way: that holds its row.
+    sqlx::query(AssertSqlSafe(format!("DELETE FROM {} WHERE outbox = $1 AND expires_at < now()", c.relay)))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .execute(conn.get())
+        .await
+        .map_err(&failed)?;
+    // A statement of its own, so that it sees what was deleted by others, too.
+    let sql = format!(
+        "UPDATE {} p SET owner = $1, epoch = epoch + 1 WHERE p.outbox = $2 AND p.grp = $3 AND p.n = ANY($4::smallint[]) \
+         AND (p.owner IS NULL OR NOT EXISTS (SELECT FROM {relay} r WHERE r.id = p.owner)) \
+         AND EXISTS (SELECT FROM {relay} r WHERE r.id = $1) RETURNING p.n",
+        c.partition,
+        relay = c.relay,
+    );
+    let taken: Vec<i16> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(member.id)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(numbers(wanted))
+        .fetch_all(conn.get())
+        .await
+        .map_err(&failed)?;
+    conn.commit().await?;
+    Ok(taken.into_iter().filter_map(|n| u16::try_from(n).ok()).collect())
+}
+
+pub(super) async fn give(outbox: &PgOutbox, c: &Columns, member: &Member, partitions: &[u16]) -> Result<()> {
+    let sql = format!(
+        "UPDATE {} SET owner = NULL WHERE outbox = $1 AND grp = $2 AND n = ANY($3::smallint[]) AND owner = $4",
+        c.partition
+    );
+    let mut conn = outbox.acquire().await?;
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(numbers(partitions))
+        .bind(member.id)
+        .execute(conn.get())
+        .await
+        .map_err(doing("giving partitions up"))?;
+    conn.commit().await
+}
+
+pub(super) async fn leave(outbox: &PgOutbox, c: &Columns, member: &Member) -> Result<()> {
+    let sql = format!(
+        "WITH me AS (DELETE FROM {} WHERE id = $1) UPDATE {} SET owner = NULL WHERE outbox = $2 AND grp = $3 AND owner = $1",
+        c.relay, c.partition
+    );
+    let mut conn = outbox.acquire().await?;
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(member.id)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .execute(conn.get())
+        .await
+        .map_err(doing("leaving the other relays"))?;
+    conn.commit().await
+}
+
+fn numbers(partitions: &[u16]) -> Vec<i16> {
+    partitions.iter().filter_map(|n| i16::try_from(*n).ok()).collect()
+}

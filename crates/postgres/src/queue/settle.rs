@@ -1,0 +1,258 @@
+//! Settling: one statement per verdict kind, each row fenced by its claim token.
+
+use std::collections::HashSet;
+
+use airtight_core::{
+    Result, Verdict,
+    queue::{RowClaim, RowKey},
+    table::{Count, Role, Test, literal, quote},
+};
+use sqlx::AssertSqlSafe;
+use uuid::Uuid;
+
+use super::{int_keys, text_keys};
+use crate::{PgOutbox, columns::Columns, error::doing, outbox::Conn};
+
+/// In the order in which they are applied: what holds a key back comes before what it holds back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Retry,
+    Dead,
+    Unknown,
+    Delivered,
+    Released,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Retry, Self::Dead, Self::Unknown, Self::Delivered, Self::Released];
+
+    fn of(verdict: &Verdict) -> Self {
+        match verdict {
+            Verdict::Retry { .. } => Self::Retry,
+            Verdict::Dead { .. } => Self::Dead,
+            Verdict::Unknown { .. } => Self::Unknown,
+            Verdict::Delivered => Self::Delivered,
+            Verdict::Released => Self::Released,
+        }
+    }
+}
+
+pub(super) async fn settle(
+    outbox: &PgOutbox,
+    c: &Columns,
+    rows: &[(RowClaim, &Verdict)],
+) -> Result<Vec<bool>> {
+    let kinds: Vec<(Kind, Vec<&(RowClaim, &Verdict)>)> = Kind::ALL
+        .into_iter()
+        .map(|kind| (kind, rows.iter().filter(|(_, verdict)| Kind::of(verdict) == kind).collect::<Vec<_>>()))
+        .filter(|(_, rows)| !rows.is_empty())
+        .collect();
+    // One statement needs no transaction; several are all or nothing.
+    let mut conn = if kinds.len() > 1 { outbox.begin().await? } else { outbox.acquire().await? };
+    let mut applied = HashSet::with_capacity(rows.len());
+    for (kind, rows) in kinds {
+        apply(outbox, &mut conn, c, kind, &rows, &mut applied).await?;
+    }
+    conn.commit().await?;
+    Ok(rows.iter().map(|(row, _)| applied.contains(&row.key)).collect())
+}
+
+async fn apply(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &Columns,
+    kind: Kind,
+    rows: &[&(RowClaim, &Verdict)],
+    applied: &mut HashSet<RowKey>,
+) -> Result<()> {
+    let claims: Vec<&RowClaim> = rows.iter().map(|(claim, _)| claim).collect();
+    let tokens: Vec<Uuid> = claims.iter().map(|claim| claim.token).collect();
+    let mut waits: Vec<f64> = Vec::with_capacity(rows.len());
+    let mut codes: Vec<Option<String>> = Vec::with_capacity(rows.len());
+    let mut messages: Vec<Option<String>> = Vec::with_capacity(rows.len());
+    for (_, verdict) in rows {
+        let (after, error) = match verdict {
+            Verdict::Retry { after, error } => (after.as_secs_f64(), Some(error)),
+            Verdict::Dead { error } | Verdict::Unknown { error } => (0.0, Some(error)),
+            Verdict::Delivered | Verdict::Released => (0.0, None),
+        };
+        waits.push(after);
+        codes.push(error.map(|error| storable(error.code(), 100)));
+        messages.push(error.map(|error| storable(error.message(), 4_000)));
+    }
+    let failed = doing("settling");
+    if c.is_fast() {
+        let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(fast(c, kind)))
+            .persistent(!outbox.pooled)
+            .bind(int_keys(&claims))
+            .bind(tokens)
+            .bind(waits)
+            .bind(codes)
+            .bind(messages);
+        applied.extend(query.fetch_all(conn.get()).await.map_err(failed)?.into_iter().map(RowKey::Int));
+    } else {
+        let query = sqlx::query_scalar::<_, String>(AssertSqlSafe(general(c, kind)))
+            .persistent(!outbox.pooled)
+            .bind(text_keys(&claims))
+            .bind(tokens)
+            .bind(waits)
+            .bind(codes)
+            .bind(messages);
+        applied.extend(query.fetch_all(conn.get()).await.map_err(failed)?.into_iter().map(RowKey::Text));
+    }
+    Ok(())
+}
+
+/// Text that PostgreSQL can store, and an operator can read.
+fn storable(text: &str, limit: usize) -> String {
+    text.chars().filter(|letter| *letter != '\0').take(limit).collect()
+}
+
+const VALUES: &str = "unnest($1::{identity}[], $2::uuid[], $3::float8[], $4::text[], $5::text[]) \
+                      AS v(id, token, wait, code, message)";
+
+/// On a table of the canonical shape.
+fn fast(c: &Columns, kind: Kind) -> String {
+    let token = c.spec.claim_token.as_deref().unwrap_or_default();
+    let mut set = assignments(c, kind);
+    set.push(format!("{} = NULL", quote(token)));
+    set.extend(c.spec.locked_until.iter().map(|column| format!("{} = NULL", quote(column))));
+    if kind != Kind::Released {
+        set.extend(c.spec.lost_leases.iter().map(|column| format!("{} = 0", quote(column))));
+    }
+    format!(
+        "UPDATE {table} t SET {set} FROM {values} WHERE {id} = v.id AND t.{token} = v.token RETURNING {id}",
+        table = c.table,
+        set = set.join(", "),
+        values = VALUES.replace("{identity}", "bigint"),
+        id = c.identity(),
+        token = quote(token),
+    )
+}
+
+/// With the lease in the side table: who wins there may write here.
+fn general(c: &Columns, kind: Kind) -> String {
+    let side = &c.side;
+    let outbox = literal(&c.outbox);
+    let mine = format!("s.outbox = {outbox} AND s.event = v.id AND s.claim_token = v.token");
+    let values = VALUES.replace("{identity}", "text");
+    let free = "claim_token = NULL, locked_until = NULL";
+    let returning = "RETURNING v.id AS event, v.wait, v.code, v.message, s.attempts";
+    // What the table holds itself need not be kept here; a row is kept only while it says something.
+    let error_here = c.spec.error_message.is_none();
+    let error = if error_here { ", error_code = v.code, error_message = v.message" } else { "" };
+    let won = match kind {
+        Kind::Delivered => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
+        Kind::Dead if !error_here => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
+        Kind::Dead => {
+            format!(
+                "UPDATE {side} s SET {free}, lost_leases = 0{error} FROM {values} WHERE {mine} {returning}"
+            )
+        }
+        Kind::Unknown => format!(
+            "UPDATE {side} s SET {free}, lost_leases = 0, unknown = true{error} FROM {values} WHERE {mine} {returning}"
+        ),
+        Kind::Retry => {
+            let retry = if c.spec.next_retry_at.is_none() {
+                ", next_retry_at = now() + make_interval(secs => v.wait)"
+            } else {
+                ""
+            };
+            format!(
+                "UPDATE {side} s SET {free}, lost_leases = 0{retry}{error} FROM {values} WHERE {mine} {returning}"
+            )
+        }
+        Kind::Released => format!(
+            "UPDATE {side} s SET {free}, attempts = greatest(s.attempts - 1, 0) FROM {values} WHERE {mine} {returning}"
+        ),
+    };
+    let set = assignments(c, kind);
+    let mut locks = Vec::new();
+    locks.extend(c.spec.claim_token.iter().map(|column| format!("{} = NULL", quote(column))));
+    locks.extend(c.spec.locked_until.iter().map(|column| format!("{} = NULL", quote(column))));
+    let set: Vec<String> = set.into_iter().chain(locks).collect();
+    format!(
+        "WITH won AS ({won}) UPDATE {table} t SET {set} FROM won v WHERE {id} = v.event::{cast} RETURNING {id}::text",
+        table = c.table,
+        set = set.join(", "),
+        id = c.identity(),
+        cast = c.identity_type(),
+    )
+}
+
+/// What a verdict writes into the table, apart from the lease.
+fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
+    let spec = &c.spec;
+    let role = match kind {
+        Kind::Retry => &c.status.retrying,
+        Kind::Dead => &c.status.dead,
+        Kind::Unknown => c.status.unknown.as_ref().unwrap_or(&c.status.dead),
+        Kind::Delivered => &c.status.done,
+        Kind::Released => &c.status.new,
+    };
+    let word = if kind == Kind::Released && c.status.new.word != c.status.retrying.word {
+        // Given back as what it was: one that had failed before goes on being a retry.
+        let failed_before = match &spec.count {
+            Some(Count::Attempts(column)) => format!("coalesce(t.{}, 0) > 1", quote(column)),
+            Some(Count::Retries(column)) => format!("coalesce(t.{}, 0) > 0", quote(column)),
+            None => "v.attempts > 0".into(),
+        };
+        format!(
+            "CASE WHEN {failed_before} THEN {} ELSE {} END",
+            literal(&c.status.retrying.word),
+            literal(&c.status.new.word)
+        )
+    } else {
+        literal(&role.word)
+    };
+    let mut set = vec![format!("{} = {word}", quote(&c.status.column))];
+    let mut count = None;
+    match (&spec.count, kind) {
+        (Some(Count::Attempts(column)), Kind::Released) => {
+            count = Some((column, format!("greatest(t.{} - 1, 0)", quote(column))));
+        }
+        (Some(Count::Retries(column)), Kind::Retry | Kind::Dead) => {
+            count = Some((column, format!("coalesce(t.{}, 0) + 1", quote(column))));
+        }
+        _ => {}
+    }
+    // A role that shares its word with another is told apart by its count: a permanent failure spends it.
+    if let Some((column, least)) = spent(role) {
+        let base =
+            count.filter(|(name, _)| *name == column).map_or(format!("t.{}", quote(column)), |(_, e)| e);
+        count = Some((column, format!("greatest({base}, {least})")));
+    }
+    set.extend(count.map(|(column, value)| format!("{} = {value}", quote(column))));
+
+    if let Some(column) = &spec.next_retry_at {
+        match kind {
+            Kind::Retry => set.push(format!(
+                "{} = {}",
+                quote(column),
+                c.write_time(column, "now() + make_interval(secs => v.wait)")
+            )),
+            Kind::Delivered | Kind::Dead | Kind::Unknown | Kind::Released => {}
+        }
+    }
+    if kind != Kind::Released {
+        // Nothing to say on delivery: what went wrong before is history.
+        set.extend(spec.error_code.iter().map(|column| format!("{} = v.code", quote(column))));
+        set.extend(spec.error_message.iter().map(|column| format!("{} = v.message", quote(column))));
+    }
+    if matches!(kind, Kind::Delivered | Kind::Dead | Kind::Unknown) {
+        set.extend(
+            spec.finished_at
+                .iter()
+                .map(|column| format!("{} = {}", quote(column), c.write_time(column, "now()"))),
+        );
+    }
+    set.extend(
+        spec.updated_at.iter().map(|column| format!("{} = {}", quote(column), c.write_time(column, "now()"))),
+    );
+    set
+}
+
+/// The count that a role demands at least.
+fn spent(role: &Role) -> Option<(&String, i64)> {
+    role.when.as_ref().filter(|when| when.test == Test::AtLeast).map(|when| (&when.column, when.value))
+}

@@ -1,0 +1,192 @@
+//! Versioned migrations: plain SQL, applied once each, in one transaction, one process at a time.
+
+use airtight_core::{
+    Error, Result,
+    table::{literal, quote},
+};
+use sqlx::{AssertSqlSafe, Row};
+
+use crate::{PgOutbox, error::doing};
+
+/// (version, scope, name, SQL). A version is applied per schema or per outbox.
+const MIGRATIONS: [(i32, Scope, &str, &str); 2] = [
+    (1, Scope::Schema, "what all outboxes share", include_str!("../migrations/0000_shared.sql")),
+    (2, Scope::Outbox, "the outbox", include_str!("../migrations/0001_outbox.sql")),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Schema,
+    Outbox,
+}
+
+/// What a migration's placeholders stand for.
+struct Names<'a> {
+    schema: &'a str,
+    table: &'a str,
+}
+
+impl Names<'_> {
+    fn fill(&self, sql: &str) -> String {
+        let schema = quote(self.schema);
+        let object = |suffix: &str| quote(&format!("{}_{suffix}", self.table));
+        // The plain names are the default outbox's; another outbox in the schema has functions of its own.
+        let function = |name: &str| {
+            let own = if self.table == "outbox" { name.to_owned() } else { format!("{name}_{}", self.table) };
+            format!("{schema}.{}", quote(&own))
+        };
+        let mut sql = sql
+            .replace("{outbox}", &format!("{schema}.{}", quote(self.table)))
+            .replace("{schema}", &schema)
+            .replace("{literal:channel}", &literal(&format!("{}_{}", self.schema, self.table)));
+        for index in ["claim", "claim_stream", "waiting", "waiting_key", "dead"] {
+            sql = sql.replace(&format!("{{index:{index}}}"), &object(index));
+        }
+        for name in ["publish", "publish_bytes", "notify"] {
+            sql = sql.replace(&format!("{{function:{name}}}"), &function(name));
+        }
+        sql
+    }
+
+    fn scope(&self, scope: Scope) -> &str {
+        match scope {
+            Scope::Schema => "",
+            Scope::Outbox => self.table,
+        }
+    }
+
+    fn bookkeeping(&self) -> String {
+        let schema = quote(self.schema);
+        format!(
+            "CREATE SCHEMA IF NOT EXISTS {schema};\n\
+             CREATE TABLE IF NOT EXISTS {schema}.migration (\n    \
+                 outbox text NOT NULL,\n    version integer NOT NULL,\n    \
+                 applied_at timestamptz NOT NULL DEFAULT now(),\n    PRIMARY KEY (outbox, version)\n);\n"
+        )
+    }
+
+    fn record(&self, version: i32, scope: Scope) -> String {
+        format!(
+            "INSERT INTO {}.migration (outbox, version) VALUES ({}, {version});\n",
+            quote(self.schema),
+            literal(self.scope(scope))
+        )
+    }
+
+    fn notify(&self, on: bool) -> String {
+        let schema = quote(self.schema);
+        let (table, trigger) = (quote(self.table), quote(&format!("{}_notify", self.table)));
+        let drop = format!("DROP TRIGGER IF EXISTS {trigger} ON {schema}.{table};\n");
+        if !on {
+            return drop;
+        }
+        self.fill(&format!(
+            "{drop}CREATE TRIGGER {trigger} AFTER INSERT ON {{outbox}} FOR EACH STATEMENT EXECUTE FUNCTION {{function:notify}}();\n"
+        ))
+    }
+}
+
+impl PgOutbox {
+    /// Everything `migrate` would run on an empty database, for those who apply SQL by hand.
+    pub fn migration_sql(schema: &str, table: &str) -> String {
+        let names = Names { schema, table };
+        let mut sql = format!("BEGIN;\n\n{}\n", names.bookkeeping());
+        for (version, scope, name, text) in MIGRATIONS {
+            sql.push_str(&format!("-- {version}: {name}\n{}\n", names.fill(text)));
+            sql.push_str(&names.record(version, scope));
+            sql.push('\n');
+        }
+        sql.push_str("COMMIT;\n");
+        sql
+    }
+
+    /// Applies what is missing. Returns a line for each thing done.
+    pub(crate) async fn apply_migrations(&self) -> Result<Vec<String>> {
+        let names = Names { schema: &self.options.schema, table: &self.options.table };
+        let mut conn = self.begin().await?;
+        // One process at a time; the others find everything done.
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('airtight migrate ' || $1, 0))")
+            .persistent(!self.pooled)
+            .bind(&self.options.schema)
+            .execute(conn.get())
+            .await
+            .map_err(doing("waiting for other migrations"))?;
+        run(&mut conn, names.bookkeeping(), "preparing migrations").await?;
+
+        let applied = format!("SELECT outbox, version FROM {}.migration", quote(&self.options.schema));
+        let rows = sqlx::query(AssertSqlSafe(applied))
+            .persistent(!self.pooled)
+            .fetch_all(conn.get())
+            .await
+            .map_err(doing("reading applied migrations"))?;
+        let mut applied = Vec::new();
+        for row in rows {
+            let outbox: String = row.try_get(0).map_err(doing("reading applied migrations"))?;
+            let version: i32 = row.try_get(1).map_err(doing("reading applied migrations"))?;
+            applied.push((outbox, version));
+        }
+        refuse_newer(&applied, &self.options.schema)?;
+
+        let mut done = Vec::new();
+        for (version, scope, name, text) in MIGRATIONS {
+            let key = (names.scope(scope).to_owned(), version);
+            // A foreign table needs airtight's own tables, but no outbox beside it.
+            if applied.contains(&key) || (scope == Scope::Outbox && self.options.spec.is_some()) {
+                continue;
+            }
+            run(&mut conn, names.fill(text), "migrating").await?;
+            run(&mut conn, names.record(version, scope), "migrating").await?;
+            done.push(format!("{}: applied {version} ({name})", self.options.schema));
+        }
+        if self.options.spec.is_none() {
+            let there = self.is_notifying(&mut conn).await?;
+            if there != self.options.notify {
+                run(&mut conn, names.notify(self.options.notify), "setting up NOTIFY").await?;
+                let what =
+                    if self.options.notify { "notifies on every insert" } else { "no longer notifies" };
+                done.push(format!("{} {what}", self.spec.display_name()));
+            }
+        }
+        conn.commit().await?;
+        Ok(done)
+    }
+}
+
+impl PgOutbox {
+    /// Whether the outbox has the trigger that wakes relays up.
+    pub(crate) async fn is_notifying(&self, conn: &mut crate::outbox::Conn) -> Result<bool> {
+        let trigger = format!("{}_notify", self.options.table);
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM pg_trigger g JOIN pg_class c ON c.oid = g.tgrelid \
+             JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = $1 AND c.relname = $2 AND g.tgname = $3)",
+        )
+        .persistent(!self.pooled)
+        .bind(&self.options.schema)
+        .bind(&self.options.table)
+        .bind(trigger)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("looking for the NOTIFY trigger"))
+    }
+}
+
+/// A schema that a newer airtight has migrated may mean things that this one does not know.
+fn refuse_newer(applied: &[(String, i32)], schema: &str) -> Result<()> {
+    let known = MIGRATIONS.iter().map(|(version, ..)| *version).max().unwrap_or(0);
+    match applied.iter().map(|(_, version)| *version).max() {
+        Some(newest) if newest > known => Err(Error::permanent(
+            "schema_too_new",
+            format!(
+                "schema {schema} is at version {newest}, this program knows up to {known}: use a newer airtight"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Runs a script of several statements.
+async fn run(conn: &mut crate::outbox::Conn, sql: String, what: &'static str) -> Result<()> {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn.get()).await.map_err(doing(what))?;
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! The conformance suite for sources, on the canonical table and on a foreign one without lease or retry
+//! columns, against a real PostgreSQL; and once more through a transaction pooler.
+
+mod support;
+
+mod canonical {
+    airtight_testkit::source_conformance!(|name| async move {
+        crate::support::Canonical::create(&format!("canonical_{name}")).await
+    });
+}
+
+mod foreign {
+    airtight_testkit::source_conformance!(|name| async move {
+        crate::support::Foreign::create(&format!("foreign_{name}")).await
+    });
+}
+
+mod pooled {
+    airtight_testkit::source_conformance!(|name| async move { crate::support::pooled(name).await });
+}

@@ -1,0 +1,234 @@
+//! What an operator does: migrate, retry, discard, prune. What an operator asks is in `inspect`.
+
+use std::time::Duration;
+
+use airtight_core::{
+    NewEvent, Published, Result,
+    admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Row, Status},
+    queue::RowKey,
+    state::State,
+    table::quote,
+};
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, SqliteConnection};
+
+use crate::{
+    candidate::key_value,
+    decode::row_key,
+    error::db,
+    inspect,
+    outbox::SqliteOutbox,
+    queue::seconds,
+    schema,
+    settle::run,
+    sql::{Slot, Sql, time},
+};
+
+/// Rows that one statement of a bulk action touches.
+const AT_ONCE: usize = 1_000;
+
+/// Records of relays that are gone for longer are removed.
+const RELAYS_KEPT: Duration = Duration::from_secs(24 * 3600);
+
+#[async_trait]
+impl Admin for SqliteOutbox {
+    async fn migrate(&self) -> Result<Vec<String>> {
+        let mut tx = self.begin().await?;
+        let did = schema::migrate(tx.conn(), self.sql()).await?;
+        tx.commit().await?;
+        Ok(did)
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        inspect::check(self).await
+    }
+
+    async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Published>> {
+        let mut tx = self.begin().await?;
+        let published = self.publish_many(tx.conn(), events).await?;
+        tx.commit().await?;
+        Ok(published)
+    }
+
+    async fn status(&self) -> Result<Status> {
+        inspect::status(self).await
+    }
+
+    async fn list(&self, filter: &Filter) -> Result<Vec<Row>> {
+        inspect::list(self, filter).await
+    }
+
+    async fn show(&self, id: &str) -> Result<Option<Detail>> {
+        inspect::show(self, id).await
+    }
+
+    async fn retry(&self, id: &str) -> Result<Acted> {
+        let sql = self.queue_sql()?;
+        let mut tx = self.begin().await?;
+        let Some((key, state)) = inspect::find(tx.conn(), sql, id).await? else { return Ok(Acted::NotFound) };
+        if let Some(state) = state.filter(|state| !state.can_retry()) {
+            return Ok(Acted::Refused(state));
+        }
+        make_due(tx.conn(), sql, &[key]).await?;
+        tx.commit().await?;
+        Ok(Acted::Yes)
+    }
+
+    async fn retry_dead(&self, filter: &Filter) -> Result<u64> {
+        self.for_all_dead(filter, Action::Retry).await
+    }
+
+    async fn discard(&self, id: &str) -> Result<Acted> {
+        let sql = self.queue_sql()?;
+        let mut tx = self.begin().await?;
+        let Some((key, state)) = inspect::find(tx.conn(), sql, id).await? else { return Ok(Acted::NotFound) };
+        if let Some(state) = state.filter(|state| matches!(state, State::Processing | State::Done)) {
+            return Ok(Acted::Refused(state));
+        }
+        delete(tx.conn(), sql, &[key]).await?;
+        tx.commit().await?;
+        Ok(Acted::Yes)
+    }
+
+    async fn discard_dead(&self, filter: &Filter) -> Result<u64> {
+        self.for_all_dead(filter, Action::Discard).await
+    }
+
+    async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+        let sql = self.queue_sql()?;
+        let spec = &sql.spec;
+        let Some(column) =
+            spec.finished_at.as_ref().or(spec.updated_at.as_ref()).or(spec.created_at.as_ref())
+        else {
+            return Err(airtight_core::Error::permanent(
+                "no_time",
+                format!("{} has no column that says how old an event is", spec.display_name()),
+            ));
+        };
+        let column = format!("o.{}", quote(column));
+        let finished = if sql.canonical { column } else { time(&column) };
+        let ago = "strftime('%Y-%m-%dT%H:%M:%fZ','now',?1)";
+        let select = format!(
+            "SELECT {} FROM {} WHERE {} AND {finished} < {ago} ORDER BY {finished} LIMIT {AT_ONCE}",
+            sql.identity("o"),
+            sql.from("o"),
+            sql.done("o")
+        );
+        let mut total = 0;
+        loop {
+            let mut tx = self.begin().await?;
+            let rows = sqlx::query(AssertSqlSafe(select.clone()))
+                .bind(before(keep))
+                .fetch_all(tx.conn())
+                .await
+                .map_err(db)?;
+            let keys = rows.iter().map(|row| row_key(row, 0)).collect::<Result<Vec<RowKey>>>()?;
+            delete(tx.conn(), sql, &keys).await?;
+            tx.commit().await?;
+            total += keys.len() as u64;
+            progress(total);
+            if keys.len() < AT_ONCE {
+                break;
+            }
+        }
+        self.prune_own(sql).await?;
+        Ok(total)
+    }
+
+    async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>> {
+        inspect::blocked(self, limit).await
+    }
+}
+
+/// What to do with dead events.
+#[derive(Clone, Copy)]
+enum Action {
+    Retry,
+    Discard,
+}
+
+impl SqliteOutbox {
+    async fn for_all_dead(&self, filter: &Filter, action: Action) -> Result<u64> {
+        let sql = self.queue_sql()?;
+        let mut filter = Filter { states: vec![State::Dead], ..filter.clone() };
+        let mut left = if filter.limit == 0 { usize::MAX } else { filter.limit };
+        let mut total = 0;
+        while left > 0 {
+            filter.limit = left.min(AT_ONCE);
+            let mut tx = self.begin().await?;
+            let keys = inspect::matching(tx.conn(), sql, &filter).await?;
+            match action {
+                Action::Retry => make_due(tx.conn(), sql, &keys).await?,
+                Action::Discard => delete(tx.conn(), sql, &keys).await?,
+            }
+            tx.commit().await?;
+            total += keys.len() as u64;
+            if keys.len() < filter.limit {
+                break;
+            }
+            left -= keys.len();
+        }
+        Ok(total)
+    }
+
+    /// Removes what airtight's own tables remember of relays and events that are gone.
+    async fn prune_own(&self, sql: &Sql) -> Result<()> {
+        let mut tx = self.begin().await?;
+        let relays = format!(
+            "DELETE FROM airtight_relay WHERE outbox = {} AND expires_at < strftime('%Y-%m-%dT%H:%M:%fZ','now',?1)",
+            sql.name()
+        );
+        sqlx::query(AssertSqlSafe(relays)).bind(before(RELAYS_KEPT)).execute(tx.conn()).await.map_err(db)?;
+        if sql.side {
+            let orphans = format!(
+                "DELETE FROM airtight_side WHERE outbox = {} AND event NOT IN (SELECT CAST({} AS TEXT) FROM {} AS o)",
+                sql.name(),
+                sql.identity("o"),
+                sql.spec.qualified()
+            );
+            sqlx::query(AssertSqlSafe(orphans)).execute(tx.conn()).await.map_err(db)?;
+        }
+        tx.commit().await
+    }
+}
+
+/// Due now, as if never tried. The last error stays to be read until the next one, or success, replaces it.
+async fn make_due(conn: &mut SqliteConnection, sql: &Sql, keys: &[RowKey]) -> Result<()> {
+    let mut statements = sql.change(
+        sql.role_new(),
+        &[
+            (Slot::Count, "0"),
+            (Slot::LostLeases, "0"),
+            (Slot::NextRetryAt, "NULL"),
+            (Slot::ClaimToken, "NULL"),
+            (Slot::LockedUntil, "NULL"),
+            (Slot::FinishedAt, "NULL"),
+            (Slot::Unknown, "0"),
+        ],
+    );
+    if let Some(forget) = sql.forget() {
+        statements.retain(|statement| statement.starts_with("UPDATE"));
+        statements.push(forget);
+    }
+    run(conn, &statements, &items(keys), &[]).await
+}
+
+async fn delete(conn: &mut SqliteConnection, sql: &Sql, keys: &[RowKey]) -> Result<()> {
+    let mut statements = vec![format!(
+        "DELETE FROM {} WHERE {} IN (SELECT j.value->>'k' FROM json_each(?1) AS j)",
+        sql.spec.qualified(),
+        quote(&sql.spec.identity)
+    )];
+    statements.extend(sql.forget());
+    run(conn, &statements, &items(keys), &[]).await
+}
+
+fn items(keys: &[RowKey]) -> Vec<Value> {
+    keys.iter().map(|key| json!({"k": key_value(key)})).collect()
+}
+
+/// A duration ago, as a modifier.
+fn before(duration: Duration) -> String {
+    seconds(duration).replacen('+', "-", 1)
+}

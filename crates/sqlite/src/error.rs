@@ -1,0 +1,44 @@
+//! From SQLite's result codes to what they mean for a relay.
+
+use airtight_core::Error;
+
+/// Turns a driver's error into one that says what to do about it.
+pub(crate) fn db(error: sqlx::Error) -> Error {
+    let sqlx::Error::Database(database) = &error else { return driver(&error) };
+    let message = database.message();
+    // The low byte is the primary code; the rest only refines it.
+    let code = database.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or(1) & 0xff;
+    match code {
+        5 | 6 => Error::retryable("busy", format!("the database is locked by another writer: {message}")),
+        1 if message.contains("no such table") => Error::permanent(
+            "no_table",
+            format!(
+                "{message}: run `airtight migrate` to create airtight's tables, or correct the table's name"
+            ),
+        ),
+        1 if message.contains("no such column") => Error::permanent(
+            "no_column",
+            format!("{message}: the table does not fit its spec; run `airtight check`"),
+        ),
+        1 => Error::permanent("sql", message),
+        8 => Error::permanent("read_only", format!("cannot write: {message}")),
+        10 => Error::retryable("io", message),
+        11 | 26 => Error::permanent("corrupt", message),
+        13 => Error::retryable("disk_full", message),
+        14 => Error::permanent("cannot_open", message),
+        19 => Error::permanent("constraint", message),
+        20 => Error::permanent("mismatch", format!("a value does not fit its column: {message}")),
+        _ => Error::retryable("sqlite", message),
+    }
+}
+
+fn driver(error: &sqlx::Error) -> Error {
+    match error {
+        sqlx::Error::PoolTimedOut => Error::retryable("busy", "no connection to the database became free"),
+        sqlx::Error::PoolClosed => Error::permanent("closed", "the connection pool was closed"),
+        sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_) => {
+            Error::permanent("bad_row", error.to_string())
+        }
+        _ => Error::retryable("sqlite", error.to_string()),
+    }
+}

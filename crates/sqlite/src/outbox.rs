@@ -1,0 +1,183 @@
+//! The handle everything starts from: the file, its pool, and the table in it.
+
+use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
+
+use airtight_core::{
+    Error, Result,
+    queue::{Queue, QueueOptions},
+    table::TableSpec,
+};
+use sqlx::{
+    ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous},
+};
+use tokio::sync::{Mutex, Notify, OwnedMutexGuard};
+
+use crate::{error::db, queue::SqliteQueue, sql::Sql};
+
+/// How long a writer waits for another one.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Writers take turns anyway; these are mostly readers.
+const MAX_CONNECTIONS: u32 = 8;
+
+/// An outbox in a SQLite file. Cheap to clone; clones share the pool.
+#[derive(Debug, Clone)]
+pub struct SqliteOutbox {
+    pool: SqlitePool,
+    sql: Arc<Sql>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Writers of this process queue here, in turn, instead of racing for the file's lock.
+    turn: Arc<Mutex<()>>,
+    /// Something was published through this handle.
+    published: Notify,
+}
+
+/// A transaction that may write. Rolls back when dropped.
+pub(crate) struct Tx {
+    tx: Transaction<'static, Sqlite>,
+    /// After the transaction: its turn ends when it does.
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl Tx {
+    pub(crate) fn conn(&mut self) -> &mut SqliteConnection {
+        &mut self.tx
+    }
+
+    pub(crate) async fn commit(self) -> Result<()> {
+        self.tx.commit().await.map_err(db)
+    }
+}
+
+impl SqliteOutbox {
+    /// Opens the canonical outbox in a file, which is created if it is not there; its directory must be.
+    /// Accepts `sqlite:PATH`, `sqlite://PATH` and a path as it is.
+    ///
+    /// The file is set to WAL mode, and commits are synced, so that a committed event survives a power loss.
+    pub async fn open(url_or_path: &str) -> Result<Self> {
+        let options = connect_options(url_or_path)?;
+        prepare_file(&options).await?;
+        let pool = SqlitePoolOptions::new()
+            .max_connections(MAX_CONNECTIONS)
+            .acquire_timeout(BUSY_TIMEOUT)
+            .connect_with(options.clone())
+            .await
+            .map_err(|error| cannot_open(error, options.get_filename()))?;
+        Ok(Self { pool, sql: Arc::new(Self::canonical_sql()), shared: Arc::default() })
+    }
+
+    /// An outbox over a pool that exists already, with the table it describes.
+    ///
+    /// The pool's settings stay as they are: `synchronous = FULL`, WAL mode and a busy timeout of some seconds
+    /// are advised, and `check` says when they are missing.
+    pub fn with_pool(pool: SqlitePool, spec: TableSpec) -> Self {
+        Self { pool, sql: Arc::new(Sql::new(spec)), shared: Arc::default() }
+    }
+
+    /// The same file with another table as the outbox.
+    #[must_use]
+    pub fn spec(mut self, spec: TableSpec) -> Self {
+        self.sql = Arc::new(Sql::new(spec));
+        self
+    }
+
+    /// The pool, for the application's own statements and transactions.
+    pub fn pool(&self) -> &SqlitePool {
+        &self.pool
+    }
+
+    /// The table's spec.
+    pub fn table(&self) -> &TableSpec {
+        &self.sql.spec
+    }
+
+    /// A source that claims this outbox's events.
+    pub fn queue(&self, options: QueueOptions) -> Queue<SqliteQueue> {
+        Queue::new(SqliteQueue::new(self.clone()), options)
+    }
+
+    pub(crate) fn sql(&self) -> &Sql {
+        &self.sql
+    }
+
+    /// The same for those who need states, which not every table has.
+    pub(crate) fn queue_sql(&self) -> Result<&Sql> {
+        self.sql.spec.require_status()?;
+        Ok(&self.sql)
+    }
+
+    pub(crate) fn published(&self) -> &Notify {
+        &self.shared.published
+    }
+
+    pub(crate) fn canonical_sql() -> Sql {
+        Sql::new(TableSpec::canonical(None, "airtight_outbox"))
+    }
+
+    /// Begins a transaction that has the write lock from the start, so that it cannot fail half-way for want
+    /// of it, and so that what it reads stays true until it commits.
+    pub(crate) async fn begin(&self) -> Result<Tx> {
+        let turn = self.shared.turn.clone().lock_owned().await;
+        let tx = self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(db)?;
+        Ok(Tx { tx, _turn: turn })
+    }
+}
+
+fn connect_options(url_or_path: &str) -> Result<SqliteConnectOptions> {
+    let options = if url_or_path.starts_with("sqlite:") {
+        SqliteConnectOptions::from_str(url_or_path)
+            .map_err(|error| Error::permanent("bad_url", format!("{url_or_path}: {error}")))?
+    } else {
+        SqliteConnectOptions::new().filename(url_or_path)
+    };
+    let file = options.get_filename().to_string_lossy();
+    if file.is_empty() || file.contains(":memory:") || file.starts_with("file:sqlx-in-memory") {
+        return Err(Error::permanent(
+            "no_file",
+            format!("`{url_or_path}` names no file: an outbox in memory would lose what was committed"),
+        ));
+    }
+    Ok(options
+        .create_if_missing(true)
+        .busy_timeout(BUSY_TIMEOUT)
+        .synchronous(SqliteSynchronous::Full)
+        .disable_statement_logging())
+}
+
+/// Creates the file and sets WAL mode, once; the mode stays with the file. It needs a lock that SQLite does
+/// not wait for, so when several processes start at once this does.
+async fn prepare_file(options: &SqliteConnectOptions) -> Result<()> {
+    let deadline = tokio::time::Instant::now() + BUSY_TIMEOUT;
+    loop {
+        let error = match set_wal(options).await {
+            Ok(()) => return Ok(()),
+            Err(error) => cannot_open(error, options.get_filename()),
+        };
+        if error.code() != "busy" || tokio::time::Instant::now() >= deadline {
+            return Err(error);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn set_wal(options: &SqliteConnectOptions) -> sqlx::Result<()> {
+    let mut conn = options.connect().await?;
+    let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut conn).await?;
+    if !mode.eq_ignore_ascii_case("wal") {
+        sqlx::query("PRAGMA journal_mode = WAL").execute(&mut conn).await?;
+    }
+    conn.close().await
+}
+
+fn cannot_open(error: sqlx::Error, file: &Path) -> Error {
+    let error = db(error).context(file.display());
+    if error.code() != "cannot_open" {
+        return error;
+    }
+    error.context("cannot open (does the directory exist, and may this user write to it?)")
+}

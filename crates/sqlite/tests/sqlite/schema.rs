@@ -1,0 +1,114 @@
+//! Opening files and migrating them.
+
+use airtight_core::{Class, Order, admin::Admin, queue::QueueStore};
+use airtight_sqlite::{SqliteOutbox, SqliteQueue};
+use sqlx::AssertSqlSafe;
+use tempfile::TempDir;
+
+use crate::common::{Fixture, event, member};
+
+#[tokio::test]
+async fn ten_processes_migrate_at_once() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("new.db");
+    let path = path.to_str().unwrap();
+    let all = (0..10).map(|_| async {
+        let outbox = SqliteOutbox::open(path).await.unwrap();
+        let did = outbox.migrate().await.unwrap();
+        outbox.pool().close().await;
+        did.len()
+    });
+    let did = futures::future::join_all(all).await;
+    assert_eq!(did.iter().filter(|count| **count > 0).count(), 1, "one of them did it: {did:?}");
+    let outbox = SqliteOutbox::open(path).await.unwrap();
+    assert!(outbox.check().await.unwrap().is_empty());
+    let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(outbox.pool()).await.unwrap();
+    let synchronous: i64 = sqlx::query_scalar("PRAGMA synchronous").fetch_one(outbox.pool()).await.unwrap();
+    assert_eq!((mode.as_str(), synchronous), ("wal", 2));
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_refused() {
+    let fixture = Fixture::new().await;
+    fixture.exec("UPDATE airtight_meta SET value = 99 WHERE name = 'schema'").await;
+    let store = SqliteQueue::new(fixture.outbox.clone());
+    for error in [fixture.outbox.migrate().await.unwrap_err(), store.open().await.unwrap_err()] {
+        assert_eq!((error.code(), error.class()), ("newer_schema", Class::Permanent));
+        assert!(error.message().contains("99") && error.message().contains("upgrade"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_printed_sql_is_what_migrate_does() {
+    let fixture = Fixture::new().await;
+    let printed = Fixture::empty().await;
+    sqlx::raw_sql(AssertSqlSafe(SqliteOutbox::migration_sql())).execute(printed.outbox.pool()).await.unwrap();
+    assert!(printed.outbox.migrate().await.unwrap().is_empty());
+    let schema = "SELECT group_concat(sql, ';') FROM (SELECT sql FROM sqlite_schema ORDER BY name)";
+    assert_eq!(printed.text(schema).await, fixture.text(schema).await);
+}
+
+#[tokio::test]
+async fn a_file_without_tables_says_to_migrate() {
+    let fixture = Fixture::empty().await;
+    let store = SqliteQueue::new(fixture.outbox.clone());
+    let mut conn = fixture.outbox.pool().acquire().await.unwrap();
+    let errors = [
+        store.open().await.unwrap_err(),
+        store.join(&member(Order::Key)).await.unwrap_err(),
+        fixture.outbox.publish(&mut conn, &event("a")).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.class(), Class::Permanent);
+        assert!(error.message().contains("airtight migrate"), "{error}");
+    }
+    let findings = fixture.outbox.check().await.unwrap();
+    assert!(findings[0].fatal && findings[0].message.contains("airtight migrate"));
+}
+
+#[tokio::test]
+async fn every_way_to_name_a_file_opens_the_same() {
+    let fixture = Fixture::new().await;
+    fixture.publish(&["a"]).await;
+    let path = fixture.path();
+    for url in [path.clone(), format!("sqlite:{path}"), format!("sqlite://{path}")] {
+        let outbox = SqliteOutbox::open(&url).await.unwrap();
+        assert_eq!(outbox.status().await.unwrap().streams[0].pending, 1, "{url}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_opened_is_named() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("missing/outbox.db");
+    let error = SqliteOutbox::open(path.to_str().unwrap()).await.unwrap_err();
+    assert_eq!((error.code(), error.class()), ("cannot_open", Class::Permanent));
+    assert!(
+        error.message().contains("missing/outbox.db") && error.message().contains("directory"),
+        "{error}"
+    );
+
+    let error = SqliteOutbox::open("sqlite::memory:").await.unwrap_err();
+    assert_eq!(error.code(), "no_file");
+
+    let text = dir.path().join("notes.txt");
+    std::fs::write(&text, "this is not a database, and long enough to be seen as none").unwrap();
+    let error = SqliteOutbox::open(text.to_str().unwrap()).await.unwrap_err();
+    assert_eq!((error.code(), error.class()), ("corrupt", Class::Permanent));
+}
+
+#[tokio::test]
+async fn a_locked_database_is_busy_not_broken() {
+    let fixture = Fixture::new().await;
+    let options = fixture.outbox.pool().connect_options().as_ref().clone();
+    let pool = sqlx::sqlite::SqlitePoolOptions::new()
+        .connect_with(options.busy_timeout(std::time::Duration::from_millis(1)))
+        .await
+        .unwrap();
+    let impatient = SqliteOutbox::with_pool(pool, fixture.outbox.table().clone());
+    let tx = fixture.outbox.pool().begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let error = Admin::publish(&impatient, &[event("a")]).await.unwrap_err();
+    assert_eq!((error.code(), error.class()), ("busy", Class::Retryable));
+    tx.rollback().await.unwrap();
+    Admin::publish(&impatient, &[event("a")]).await.unwrap();
+}
