@@ -59,19 +59,18 @@ pub(crate) enum Command {
 
 /// The outbox to work on.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Database")]
 pub(crate) struct DatabaseArgs {
     /// Where the outbox is; else the config's, else DATABASE_URL
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", help_heading = "Database")]
     pub(crate) url: Option<String>,
     /// Take the database and the table's mapping from this config
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE", help_heading = "Database")]
     pub(crate) config: Option<PathBuf>,
     /// PostgreSQL: the schema of airtight's tables [default: airtight]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "Database")]
     pub(crate) schema: Option<String>,
     /// PostgreSQL: the outbox table [default: outbox]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "Database")]
     pub(crate) table: Option<String>,
 }
 
@@ -199,7 +198,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) drain: bool,
     /// Print the summary as JSON
-    #[arg(long)]
+    #[arg(long, requires = "drain")]
     pub(crate) json: bool,
 }
 
@@ -303,19 +302,18 @@ pub(crate) enum DeadCommand {
 }
 
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Filter")]
 pub(crate) struct FilterArgs {
     /// Only this stream
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "Filter")]
     pub(crate) stream: Option<String>,
     /// Only this event type
-    #[arg(long = "type", value_name = "NAME")]
+    #[arg(long = "type", value_name = "NAME", help_heading = "Filter")]
     pub(crate) event_type: Option<String>,
     /// Only this key (aggregate id)
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = "Filter")]
     pub(crate) key: Option<String>,
     /// Only with this error code
-    #[arg(long, value_name = "CODE")]
+    #[arg(long, value_name = "CODE", help_heading = "Filter")]
     pub(crate) error_code: Option<String>,
 }
 

@@ -54,14 +54,19 @@ fn one_line(message: &str) -> String {
     message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
+/// What the error says and, where this program has a remedy, what to do.
+pub(crate) fn advice(error: &airtight::Error) -> String {
+    match error.code() {
+        "not_migrated" if !error.message().contains("airtight migrate") => {
+            format!("{error}; create the tables with `airtight migrate`")
+        }
+        _ => error.to_string(),
+    }
+}
+
 impl From<airtight::Error> for Failure {
     fn from(error: airtight::Error) -> Self {
-        Self::Failed(match error.code() {
-            "not_migrated" if !error.message().contains("airtight migrate") => {
-                format!("{error}; create the tables with `airtight migrate`")
-            }
-            _ => error.to_string(),
-        })
+        Self::Failed(advice(&error))
     }
 }
 

@@ -1,7 +1,7 @@
 //! From addresses to stores and sinks. The only file that knows which backends exist: a new one is a line
 //! here and a scheme in `config/urls.rs`.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use airtight::{
     Error, Sink, Source,
@@ -11,6 +11,7 @@ use airtight::{
     sinks::{FileSink, StdoutSink},
     webhook::{Format, WebhookConfig, WebhookSink},
 };
+use sqlx::{Connection, PgConnection};
 
 use crate::{
     args::DatabaseArgs,
@@ -21,6 +22,9 @@ use crate::{
     errors::{Failure, Outcome},
     null_sink::NullSink,
 };
+
+/// How long a server may take to answer at all.
+const REACH: Duration = Duration::from_secs(5);
 
 /// The demo has a bank in the same file, and so needs more of it than [`Store`] tells.
 pub(crate) use airtight::sqlite::SqliteOutbox;
@@ -94,6 +98,7 @@ impl Target {
                 }))
             }
             DatabaseUrl::Postgres(url) => {
+                reach(url.reveal(), &self.url).await?;
                 Ok(Store::Postgres(PgOutbox::connect(url.reveal(), pg_options(&self.database)).await?))
             }
         }
@@ -109,6 +114,18 @@ impl Target {
             }
         }
     }
+}
+
+/// One plain connection first: a pool tries on in silence until its time is up, and then tells only that.
+/// Whatever else the server has to say, the store says better.
+async fn reach(url: &str, shown: &DatabaseUrl) -> Result<(), Error> {
+    let connect = async { PgConnection::connect(url).await?.close().await };
+    let problem = match tokio::time::timeout(REACH, connect).await {
+        Ok(Err(sqlx::Error::Io(error))) => error.to_string(),
+        Ok(_) => return Ok(()),
+        Err(_) => format!("no answer within {} s", REACH.as_secs()),
+    };
+    Err(Error::retryable("unreachable", format!("cannot reach {shown}: {problem}")))
 }
 
 fn parse_url(text: &str, from: &str) -> Outcome<DatabaseUrl> {

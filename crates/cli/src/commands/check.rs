@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::{
     args::CheckArgs,
     config::{Config, Pipeline},
-    errors::{Failure, Outcome},
+    errors::{Failure, Outcome, advice},
     output,
     wiring::{self, Target},
 };
@@ -34,8 +34,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Outcome {
 }
 
 async fn look(target: &Target, config: Option<&Config>, passed: &mut Vec<String>) -> Vec<Finding> {
-    let fatal =
-        |error: airtight::Error| vec![Finding { fatal: true, message: format!("{}: {error}", target.url) }];
+    let fatal = |error| vec![Finding { fatal: true, message: advice(&error) }];
     let store = match target.open().await {
         Ok(store) => store,
         Err(error) => return fatal(error),

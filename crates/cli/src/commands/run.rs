@@ -118,14 +118,18 @@ async fn relay_all(
 async fn connect(target: &Target, shutdown: &CancellationToken) -> Outcome<Option<Store>> {
     let mut failures = 0;
     loop {
-        let error = match target.open().await {
+        let opened = tokio::select! {
+            () = shutdown.cancelled() => return Ok(None),
+            opened = target.open() => opened,
+        };
+        let error = match opened {
             Ok(store) => return Ok(Some(store)),
             Err(error) if error.class() == Class::Retryable => error,
             Err(error) => return Err(error.into()),
         };
         failures += 1;
         let wait = CONNECT.after(failures);
-        tracing::warn!("the database {} is not there yet: {error}; trying again in {wait:.1?}", target.url);
+        tracing::warn!(code = error.code(), "{error}; trying again in {wait:.1?}");
         tokio::select! {
             () = shutdown.cancelled() => return Ok(None),
             () = tokio::time::sleep(wait) => {}

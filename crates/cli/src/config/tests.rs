@@ -62,6 +62,24 @@ fn a_full_config() {
     assert_eq!(config.pipelines[1].sink, SinkTarget::File("audit.ndjson".into()));
 }
 
+/// The example says that it shows defaults, so it must.
+#[test]
+fn the_example_is_valid_and_shows_the_defaults() {
+    let text = include_str!("../../airtight.example.toml");
+    let config = parse(text).unwrap();
+    assert_eq!(config.keep_done, Some(KEEP_DONE));
+    let [orders, audit] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
+    assert_eq!(orders.policy, Policy::default());
+    assert_eq!(QueueOptions { streams: Vec::new(), ..orders.queue.clone() }, QueueOptions::default());
+    assert_eq!(audit.sink, SinkTarget::File("audit.ndjson".into()));
+
+    let (_, table) = text.split_once("unless [retention] says so.").unwrap();
+    let table: String =
+        table.lines().filter_map(|line| line.strip_prefix("# ")).map(|line| format!("{line}\n")).collect();
+    let spec = parse(&table).unwrap().database.spec.unwrap();
+    assert_eq!(spec.display_name(), "bank.transfer_events");
+}
+
 #[test]
 fn a_foreign_table() {
     let config = parse(

@@ -1,6 +1,6 @@
 //! `airtight demo`.
 
-use crate::support::{airtight, finish};
+use crate::support::{Running, airtight, finish};
 
 #[test]
 fn nothing_is_lost_phantom_or_out_of_order() {
@@ -35,6 +35,17 @@ fn it_stops_after_the_seconds_given_and_explains_itself() {
     for words in ["committed", "rolled back", "phantom", "Try next:", "airtight migrate"] {
         assert!(text.contains(words), "{text}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_demo_delivers_what_was_committed_and_audits_it() {
+    let demo = Running::start(airtight(["demo", "--headless", "--seconds", "600"]));
+    demo.wait_for_log("committed");
+    demo.signal("INT");
+    let (status, text) = demo.wait();
+    assert!(status.success(), "{status}: {text}");
+    assert!(text.contains("The audit"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use airtight_testkit::http::{HttpServer, Reply};
 use serde_json::Value;
 
-use crate::support::{Running, Shop, finish};
+use crate::support::{DEADLINE, Running, Shop, finish};
 
 #[test]
 fn a_drain_delivers_each_key_in_order_and_says_how_much() {
@@ -85,6 +85,28 @@ fn a_second_signal_stops_at_once() {
     let (status, rest) = relay.wait();
     assert_eq!(status.code(), Some(130), "{rest}");
     drop(connection);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipeline_that_cannot_go_on_stops_the_others() {
+    let shop = Shop::new();
+    // Reads `a` without order; a relay that keeps order on the same stream is refused while it lives.
+    let other = Running::start(shop.command(&["run", "--to", "null:", "--stream", "a", "--order", "none"]));
+    let deadline = std::time::Instant::now() + DEADLINE;
+    while shop.run(&["status", "--json"]).json()["relays"][0].is_null() {
+        assert!(std::time::Instant::now() < deadline, "it does not join");
+    }
+    shop.write(
+        "airtight.toml",
+        "[pipelines.one]\nstreams = [\"a\"]\nto = \"null:\"\n[pipelines.two]\nstreams = [\"b\"]\nto = \"null:\"\n",
+    );
+    let error = shop.run(&["run", "-c", "airtight.toml"]).error(1);
+    assert!(error.starts_with("error: pipeline `one`: "), "{error}");
+    let status = shop.run(&["status", "--json"]).json();
+    assert_eq!(status["relays"].as_array().map(Vec::len), Some(1), "`two` has left: {status}");
+    other.signal("TERM");
+    assert!(other.wait().0.success());
 }
 
 #[test]

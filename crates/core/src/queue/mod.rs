@@ -258,11 +258,13 @@ impl<S: QueueStore> Source for Queue<S> {
             let rows: Vec<RowClaim> = state.in_flight.values().map(|row| row.claim.clone()).collect();
             (state.member.clone(), rows)
         };
+        let mut given_back = Ok(());
         if !rows.is_empty() {
             let rows: Vec<_> = rows.into_iter().map(|claim| (claim, &Verdict::Released)).collect();
-            self.shared.store.settle(&member, &rows).await?;
+            given_back = self.shared.store.settle(&member, &rows).await.map(|_| ());
         }
-        self.shared.store.leave(&member).await
+        // Leaving is right all the same: others then take over at once what could not be given back.
+        self.shared.store.leave(&member).await.and(given_back)
     }
 }
 
