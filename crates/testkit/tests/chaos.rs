@@ -21,11 +21,14 @@ use airtight_core::{
     queue::{Queue, QueueOptions},
     state::State,
 };
-use airtight_testkit::{memory_queue::MemoryStore, wait::eventually};
+use airtight_testkit::memory_queue::MemoryStore;
 use async_trait::async_trait;
 use fastrand::Rng;
 
 use crate::kit::{Running, away, event, lock, ms, policy, refused};
+
+/// A source that failed is left alone for up to ten seconds; a life that stands still for longer is stuck.
+const STUCK: Duration = Duration::from_secs(25);
 
 /// What has reached the destination, whoever brought it.
 #[derive(Default)]
@@ -275,6 +278,31 @@ impl Life {
         0
     }
 
+    /// Waits until everything is done, as long as it goes on: what matters is that nothing is stuck.
+    async fn finish(&self, published: usize, seed: u64) {
+        let finished = || self.store.count(State::Done) + self.store.count(State::Dead);
+        loop {
+            let before = finished();
+            if before == published {
+                return;
+            }
+            let moved = tokio::time::timeout(STUCK, async {
+                while finished() == before {
+                    tokio::time::sleep(ms(5)).await;
+                }
+            });
+            if moved.await.is_err() {
+                let left: Vec<_> =
+                    self.store.rows().into_iter().filter(|row| row.state != State::Done).take(8).collect();
+                let relays: Vec<_> = self.relays.iter().map(|(_, relay)| relay.summary()).collect();
+                panic!(
+                    "seed {seed}: stuck at {before} of {published}: {left:#?}\n{relays:#?}\n{:?} {:?} {:?}",
+                    self.options, self.caps, self.policy
+                );
+            }
+        }
+    }
+
     /// Lives, then calms down and finishes.
     async fn run(mut self, seed: u64) {
         self.start();
@@ -284,15 +312,7 @@ impl Life {
         }
         self.start();
         self.relays.iter().for_each(|(connection, _)| connection.calm());
-        let what = format!(
-            "seed {seed}: all of {published} to be done ({:?}, {:?}, {:?})",
-            self.options.order, self.caps, self.policy
-        );
-        let store = self.store.clone();
-        eventually(Duration::from_secs(30), &what, async || {
-            store.count(State::Done) + store.count(State::Dead) == published
-        })
-        .await;
+        self.finish(published, seed).await;
         for (_, relay) in self.relays {
             relay.stop().await.expect("a relay stops without an error");
         }

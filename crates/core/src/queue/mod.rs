@@ -331,6 +331,8 @@ impl<S: QueueStore> Shared<S> {
             }
             tracing::warn!(relay = %state.member.id, "evicted after its lease ran out; joining again");
             state.ownership.lose();
+            // What is lost stays so. If the answer to joining is lost, the next heartbeat renews this one.
+            state.ownership = Ownership::leased(Instant::now(), Duration::ZERO);
             state.generation += 1;
             state.member = self.options.member();
             state.owned.clear();

@@ -24,11 +24,13 @@ async fn publish(fixture: &Fixture, count: usize, keys: usize) -> Duration {
 /// Claims and settles until nothing is left; returns how many and the worst claim.
 async fn drain(relay: &mut Hand) -> (usize, Duration, Duration) {
     let (mut count, mut worst, begun) = (0, Duration::ZERO, Instant::now());
+    let ticks = cpu_ticks();
     loop {
         let claim = Instant::now();
         let got = relay.claim(1_000).await;
         worst = worst.max(claim.elapsed());
         if got.claimed.rows.is_empty() {
+            println!("  {} ms of CPU time", (cpu_ticks() - ticks) * 10);
             return (count, begun.elapsed(), worst);
         }
         count += got.claimed.rows.len();
