@@ -1,5 +1,5 @@
 //! The conformance suite for sources, on the canonical table and on a foreign one without lease or retry
-//! columns, against a real PostgreSQL; and once more through a transaction pooler.
+//! columns, and on the table of document 4, against a real PostgreSQL; and once more through a transaction pooler.
 
 mod support;
 
@@ -12,6 +12,12 @@ mod canonical {
 mod foreign {
     airtight_testkit::source_conformance!(|name| async move {
         crate::support::Foreign::create(&format!("foreign_{name}")).await
+    });
+}
+
+mod transfer {
+    airtight_testkit::source_conformance!(|name| async move {
+        crate::support::transfer(&format!("transfer_{name}")).await
     });
 }
 

@@ -211,6 +211,10 @@ impl<S: QueueStore> Source for Queue<S> {
             let mut unhold = BTreeSet::new();
             for settlement in settlements {
                 let Some(row) = state.in_flight.get(&settlement.position) else { continue };
+                // With order, what a former membership held is its successor's, be that ourselves.
+                if row.generation != state.generation && state.member.order != Order::None {
+                    continue;
+                }
                 rows.push((row.claim.clone(), &settlement.verdict));
                 // Something may wait behind it. Behind a fresh event that dies nothing waits yet, unless it
                 // blocks its key, and then it stays so.
@@ -255,7 +259,8 @@ impl<S: QueueStore> Source for Queue<S> {
         }
         let (member, rows) = {
             let state = self.shared.state();
-            let rows: Vec<RowClaim> = state.in_flight.values().map(|row| row.claim.clone()).collect();
+            let rows = state.in_flight.values().filter(|row| row.generation == state.generation);
+            let rows: Vec<RowClaim> = rows.map(|row| row.claim.clone()).collect();
             (state.member.clone(), rows)
         };
         let mut given_back = Ok(());

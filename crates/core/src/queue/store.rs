@@ -43,7 +43,8 @@ pub trait QueueStore: Send + Sync + 'static {
     /// error with the code [`EVICTED`].
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed>;
 
-    /// Applies verdicts, each fenced by its claim token, and says of each whether it took effect.
+    /// Applies verdicts, each fenced by its claim token, and says of each whether it took effect. With order,
+    /// nothing that an evicted relay settles takes effect.
     ///
     /// Verdicts that hold a key back (retry, dead, unknown) are committed no later than releases of events
     /// behind them, since a claim may run at the same time.

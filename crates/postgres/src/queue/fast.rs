@@ -122,7 +122,7 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     };
     let suspect = format!("lost + takeover::int >= {SUSPECT_AFTER}");
     let candidates = if alone {
-        alone_candidate(order, c, &n)
+        alone_candidate(member, c, &n)
     } else {
         format!(
             "SELECT *, {suspect} AS suspect FROM (SELECT * FROM fresh UNION ALL SELECT * FROM due) AS found {cut} \
@@ -136,7 +136,6 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     };
 
     let returned = c.event_columns("$10");
-    let max_attempts_order = "ORDER BY claimed.row_id";
     let pending_word = airtight_core::table::literal(&c.status.retrying.word);
     let status = bare(&c.status.column);
     let set_claim = claim_assignments(c, &n);
@@ -168,8 +167,9 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
          suspected AS (UPDATE {table} t SET {retry_col} = coalesce({retry}, now()), {back} \
            WHERE {seq} = ANY(ARRAY(SELECT seq FROM candidate WHERE suspect AND takeover AND NOT $11)) \
            AND {phase_open} AND {takeable}) \
-         SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, \
-           claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true {max_attempts_order}",
+         SELECT EXISTS (SELECT FROM me) AS alive, \
+           EXISTS (SELECT FROM candidate WHERE suspect AND seq NOT IN (SELECT b.seq FROM blocked b)) AS suspects, \
+           claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true ORDER BY claimed.row_id",
         relay = c.relay,
         may_suspect = if alone { "$11" } else { "NOT $11 AND NOT suspect" },
         attempts = n.attempts,
@@ -198,18 +198,20 @@ fn blocking(member: &Member, c: &Columns, n: &Names) -> (String, String) {
     let Names { seq, phase_open, retry, lost, key, .. } = n;
     let table = &c.table;
     let dead = c.is_dead_or_unknown();
+    // Another pipeline's streams are its own business, even where they share a key with ours.
+    let streams = stream_filter(member, n, "$8");
     match member.order {
         Order::None => ("SELECT seq FROM candidate WHERE false".into(), "true".into()),
         Order::Key => {
             // Something earlier of the key waits, and is not being claimed in this very statement.
             let mut blocked = format!(
                 "SELECT x.seq FROM candidate x WHERE EXISTS (SELECT FROM {table} t WHERE {key} = x.key AND {phase_open} \
-                 AND {retry} IS NOT NULL AND {seq} < x.seq \
+                 AND {retry} IS NOT NULL AND {seq} < x.seq{streams} \
                  AND {seq} NOT IN (SELECT d.seq FROM candidate d WHERE d.waited AND NOT d.suspect))"
             );
             if member.block_on_dead {
                 blocked.push_str(&format!(
-                    " OR EXISTS (SELECT FROM {table} t WHERE {key} = x.key AND {dead} AND {seq} < x.seq)"
+                    " OR EXISTS (SELECT FROM {table} t WHERE {key} = x.key AND {dead} AND {seq} < x.seq{streams})"
                 ));
             }
             let free =
@@ -217,7 +219,6 @@ fn blocking(member: &Member, c: &Columns, n: &Names) -> (String, String) {
             (blocked, free.into())
         }
         Order::Total => {
-            let streams = stream_filter(member, n);
             let mut barriers = format!(
                 "SELECT min({seq}) AS seq FROM {table} t WHERE {phase_open} AND {retry} IS NOT NULL \
                  AND ({retry} > now() OR {lost} >= {SUSPECT_AFTER}){streams} \
@@ -234,17 +235,18 @@ fn blocking(member: &Member, c: &Columns, n: &Names) -> (String, String) {
 }
 
 /// One suspect, lowest first, with nothing before it that its order puts first.
-fn alone_candidate(order: Order, c: &Columns, n: &Names) -> String {
+fn alone_candidate(member: &Member, c: &Columns, n: &Names) -> String {
     let Names { seq, phase_open, retry, key, .. } = n;
-    let first = match order {
+    let streams = stream_filter(member, n, "$8");
+    let first = match member.order {
         Order::None => "true".into(),
         Order::Key => format!(
-            "NOT EXISTS (SELECT FROM {} t WHERE {key} = d.key AND {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq)",
+            "NOT EXISTS (SELECT FROM {} t WHERE {key} = d.key AND {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq{streams})",
             c.table
         ),
         Order::Total => format!(
             "NOT EXISTS (SELECT FROM fresh f WHERE f.seq < d.seq) AND NOT EXISTS \
-             (SELECT FROM {} t WHERE {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq)",
+             (SELECT FROM {} t WHERE {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq{streams})",
             c.table
         ),
     };
@@ -254,23 +256,28 @@ fn alone_candidate(order: Order, c: &Columns, n: &Names) -> String {
 }
 
 /// ` AND stream in (…)`, or nothing when all streams are meant.
-fn stream_filter(member: &Member, n: &Names) -> String {
-    if member.streams.is_empty() { String::new() } else { format!(" AND {} = ANY($8)", n.stream) }
+fn stream_filter(member: &Member, n: &Names, parameter: &str) -> String {
+    if member.streams.is_empty() {
+        String::new()
+    } else {
+        format!(" AND {} = ANY({parameter}::text[])", n.stream)
+    }
 }
 
-/// Frees held events whose key has nothing before them any more. Parameters: slots, how many.
+/// Frees held events whose key has nothing before them any more. Parameters: slots, how many, streams.
 ///
 /// The lowest waiting row of a key decides: if that one is itself held, what it was held behind is gone. The
 /// recursive part steps from key to key along the index, so its cost is the number of keys that wait, not
 /// that of the events.
-pub(super) fn unhold(c: &Columns, block_on_dead: bool) -> String {
+pub(super) fn unhold(c: &Columns, member: &Member) -> String {
     let n = Names::new(c);
     let Names { seq, part, phase_open, retry, key, .. } = &n;
     let table = &c.table;
-    let waiting = format!("{phase_open} AND {retry} IS NOT NULL");
-    let dead = if block_on_dead {
+    let streams = stream_filter(member, &n, "$3");
+    let waiting = format!("{phase_open} AND {retry} IS NOT NULL{streams}");
+    let dead = if member.block_on_dead {
         format!(
-            " AND NOT EXISTS (SELECT FROM {table} t WHERE {key} = w.key AND {} AND {seq} < w.seq)",
+            " AND NOT EXISTS (SELECT FROM {table} t WHERE {key} = w.key AND {} AND {seq} < w.seq{streams})",
             c.is_dead_or_unknown()
         )
     } else {
@@ -284,7 +291,8 @@ pub(super) fn unhold(c: &Columns, block_on_dead: bool) -> String {
     };
     format!(
         "WITH RECURSIVE w AS (({first}) UNION ALL SELECT step.* FROM w CROSS JOIN LATERAL ({next}) AS step), \
-         free AS MATERIALIZED (SELECT w.key FROM w WHERE w.held AND w.slot = ANY($1::smallint[]){dead}), \
+         free AS MATERIALIZED (SELECT w.key FROM w WHERE w.held AND w.slot = ANY($1::smallint[]) \
+           AND $3::text[] IS NOT NULL{dead}), \
          row AS MATERIALIZED (SELECT held.seq FROM free CROSS JOIN LATERAL (SELECT {seq} AS seq FROM {table} t \
            WHERE {key} = free.key AND {waiting} AND {retry} = 'infinity' ORDER BY {seq} LIMIT $2) AS held \
            ORDER BY held.seq LIMIT $2) \
@@ -292,6 +300,19 @@ pub(super) fn unhold(c: &Columns, block_on_dead: bool) -> String {
         first = first(""),
         next = first(&format!(" AND {key} > w.key")),
         retry_col = bare_of(retry),
+    )
+}
+
+/// Frees everything that is held, for an order that holds nothing. Parameter: streams.
+pub(super) fn unhold_all(c: &Columns, member: &Member) -> String {
+    let n = Names::new(c);
+    format!(
+        "UPDATE {} t SET {} = NULL WHERE {} AND {} = 'infinity' AND $1::text[] IS NOT NULL{}",
+        c.table,
+        bare_of(&n.retry),
+        n.phase_open,
+        n.retry,
+        stream_filter(member, &n, "$1"),
     )
 }
 

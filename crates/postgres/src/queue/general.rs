@@ -136,13 +136,14 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
              attempts = greatest(s.attempts - 1, 0), lost_leases = s.lost_leases + 1 \
            FROM candidate x WHERE s.outbox = {outbox} AND s.event = x.event AND x.suspect AND x.takeover \
              AND NOT {alone} AND {free}) \
-         {moved} \
+         {refunded} {moved} \
          SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, got.* \
          FROM (SELECT 1) AS one LEFT JOIN (SELECT candidate.event AS row_id, candidate.slot, \
              ({attempt})::int AS attempt, leased.lost_leases AS lost, candidate.waited, {place_names}, {returned} \
            FROM leased JOIN candidate USING (event) JOIN {table} t ON {identity} = candidate.identity) AS got ON true \
          ORDER BY {place}",
         relay = c.relay,
+        refunded = refunded(c, alone),
         waiting = blocked.cte,
         blocked_filter = blocked.filter,
         size = c.stored_size(),
@@ -183,8 +184,12 @@ fn blocked(
     // it nothing may overtake. A suspect waits for its turn alone, but must not stand in its own way.
     let suspects = if alone { "false".to_owned() } else { format!("({suspect} AND {free})") };
     let waits = format!(
-        "{open} AND (({retry} IS NOT NULL AND ({retry} > now() OR NOT {free})) OR {suspects})",
-        open = c.is_open()
+        "{open} AND (coalesce({retry} > now(), false) OR (NOT {free} AND {failed_before}) OR {suspects})",
+        open = c.is_open(),
+        failed_before = match &c.spec.count {
+            Some(Count::Retries(_)) => format!("{} > 0", c.attempts()),
+            Some(Count::Attempts(_)) | None => format!("{} > 1", c.attempts()),
+        },
     );
     let dead = if member.block_on_dead { format!(" OR {}", c.is_dead_or_unknown()) } else { String::new() };
     let order = c.order();
@@ -237,6 +242,18 @@ fn moved(c: &Columns) -> String {
         set.join(", "),
         col(&c.spec.identity),
         c.identity_type()
+    )
+}
+
+/// A suspect that is set apart has its attempt back, where the table counts attempts itself.
+fn refunded(c: &Columns, alone: bool) -> String {
+    let Some(Count::Attempts(column)) = &c.spec.count else { return String::new() };
+    format!(
+        ", refunded AS (UPDATE {} t SET {column} = greatest(t.{column} - 1, 0) FROM candidate x \
+         WHERE {} = x.identity AND x.suspect AND x.takeover AND NOT {alone})",
+        c.table,
+        c.identity(),
+        column = quote(column),
     )
 }
 

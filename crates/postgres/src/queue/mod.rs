@@ -72,7 +72,20 @@ impl QueueStore for PgQueue {
     }
 
     async fn join(&self, member: &Member) -> Result<()> {
-        membership::join(&self.outbox, self.columns()?, member).await
+        let columns = self.columns()?;
+        membership::join(&self.outbox, columns, member).await?;
+        if columns.is_fast() && member.order != Order::Key {
+            // Held by a group with order, which is gone: nobody else would free them.
+            let mut conn = self.outbox.acquire().await?;
+            sqlx::query(AssertSqlSafe(fast::unhold_all(columns, member)))
+                .persistent(!self.outbox.pooled)
+                .bind(&member.streams)
+                .execute(conn.get())
+                .await
+                .map_err(doing("freeing held events"))?;
+            conn.commit().await?;
+        }
+        Ok(())
     }
 
     async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
@@ -100,8 +113,8 @@ impl QueueStore for PgQueue {
         }
     }
 
-    async fn settle(&self, _member: &Member, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>> {
-        settle::settle(&self.outbox, self.columns()?, rows).await
+    async fn settle(&self, member: &Member, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>> {
+        settle::settle(&self.outbox, self.columns()?, member, rows).await
     }
 
     async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
@@ -110,12 +123,13 @@ impl QueueStore for PgQueue {
             // There nothing is marked: what waits is worked out at each claim.
             return Ok(0);
         }
-        let sql = fast::unhold(columns, member.block_on_dead);
+        let sql = fast::unhold(columns, member);
         let mut conn = self.outbox.acquire().await?;
         let done = sqlx::query(AssertSqlSafe(sql))
             .persistent(!self.outbox.pooled)
             .bind(slots(partitions, member.partitions))
             .bind(UNHOLD_BATCH)
+            .bind(&member.streams)
             .execute(conn.get())
             .await
             .map_err(doing("freeing held events"))?;

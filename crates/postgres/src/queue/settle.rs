@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use airtight_core::{
-    Result, Verdict,
-    queue::{RowClaim, RowKey},
+    Order, Result, Verdict,
+    queue::{Member, RowClaim, RowKey},
     table::{Count, Role, Test, literal, quote},
 };
 use sqlx::AssertSqlSafe;
@@ -40,6 +40,7 @@ impl Kind {
 pub(super) async fn settle(
     outbox: &PgOutbox,
     c: &Columns,
+    member: &Member,
     rows: &[(RowClaim, &Verdict)],
 ) -> Result<Vec<bool>> {
     let kinds: Vec<(Kind, Vec<&(RowClaim, &Verdict)>)> = Kind::ALL
@@ -51,7 +52,7 @@ pub(super) async fn settle(
     let mut conn = if kinds.len() > 1 { outbox.begin().await? } else { outbox.acquire().await? };
     let mut applied = HashSet::with_capacity(rows.len());
     for (kind, rows) in kinds {
-        apply(outbox, &mut conn, c, kind, &rows, &mut applied).await?;
+        apply(outbox, &mut conn, c, member, kind, &rows, &mut applied).await?;
     }
     conn.commit().await?;
     Ok(rows.iter().map(|(row, _)| applied.contains(&row.key)).collect())
@@ -61,6 +62,7 @@ async fn apply(
     outbox: &PgOutbox,
     conn: &mut Conn,
     c: &Columns,
+    member: &Member,
     kind: Kind,
     rows: &[&(RowClaim, &Verdict)],
     applied: &mut HashSet<RowKey>,
@@ -82,22 +84,24 @@ async fn apply(
     }
     let failed = doing("settling");
     if c.is_fast() {
-        let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(fast(c, kind)))
+        let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(fast(c, member.order, kind)))
             .persistent(!outbox.pooled)
             .bind(int_keys(&claims))
             .bind(tokens)
             .bind(waits)
             .bind(codes)
-            .bind(messages);
+            .bind(messages)
+            .bind(member.id);
         applied.extend(query.fetch_all(conn.get()).await.map_err(failed)?.into_iter().map(RowKey::Int));
     } else {
-        let query = sqlx::query_scalar::<_, String>(AssertSqlSafe(general(c, kind)))
+        let query = sqlx::query_scalar::<_, String>(AssertSqlSafe(general(c, member.order, kind)))
             .persistent(!outbox.pooled)
             .bind(text_keys(&claims))
             .bind(tokens)
             .bind(waits)
             .bind(codes)
-            .bind(messages);
+            .bind(messages)
+            .bind(member.id);
         applied.extend(query.fetch_all(conn.get()).await.map_err(failed)?.into_iter().map(RowKey::Text));
     }
     Ok(())
@@ -111,8 +115,22 @@ fn storable(text: &str, limit: usize) -> String {
 const VALUES: &str = "unnest($1::{identity}[], $2::uuid[], $3::float8[], $4::text[], $5::text[]) \
                       AS v(id, token, wait, code, message)";
 
+/// The relay's own row, locked as its claims lock it, and the condition that it is there. With order, evicting a
+/// relay thereby waits for its settles, and afterwards none takes effect: a new owner's claim, which has read
+/// the rows already, could not see it. Without order the claim token alone decides.
+fn fence(c: &Columns, order: Order) -> (String, &'static str) {
+    match order {
+        Order::None => ("me AS (SELECT $6::uuid)".into(), "true"),
+        Order::Key | Order::Total => (
+            format!("me AS (SELECT id FROM {} WHERE id = $6 FOR KEY SHARE)", c.relay),
+            "EXISTS (SELECT FROM me)",
+        ),
+    }
+}
+
 /// On a table of the canonical shape.
-fn fast(c: &Columns, kind: Kind) -> String {
+fn fast(c: &Columns, order: Order, kind: Kind) -> String {
+    let (me, alive) = fence(c, order);
     let token = c.spec.claim_token.as_deref().unwrap_or_default();
     let mut set = assignments(c, kind);
     set.push(format!("{} = NULL", quote(token)));
@@ -121,7 +139,8 @@ fn fast(c: &Columns, kind: Kind) -> String {
         set.extend(c.spec.lost_leases.iter().map(|column| format!("{} = 0", quote(column))));
     }
     format!(
-        "UPDATE {table} t SET {set} FROM {values} WHERE {id} = v.id AND t.{token} = v.token RETURNING {id}",
+        "WITH {me} UPDATE {table} t SET {set} FROM {values} \
+         WHERE {alive} AND {id} = v.id AND t.{token} = v.token RETURNING {id}",
         table = c.table,
         set = set.join(", "),
         values = VALUES.replace("{identity}", "bigint"),
@@ -131,10 +150,11 @@ fn fast(c: &Columns, kind: Kind) -> String {
 }
 
 /// With the lease in the side table: who wins there may write here.
-fn general(c: &Columns, kind: Kind) -> String {
+fn general(c: &Columns, order: Order, kind: Kind) -> String {
+    let (me, alive) = fence(c, order);
     let side = &c.side;
     let outbox = literal(&c.outbox);
-    let mine = format!("s.outbox = {outbox} AND s.event = v.id AND s.claim_token = v.token");
+    let mine = format!("{alive} AND s.outbox = {outbox} AND s.event = v.id AND s.claim_token = v.token");
     let values = VALUES.replace("{identity}", "text");
     let free = "claim_token = NULL, locked_until = NULL";
     let returning = "RETURNING v.id AS event, v.wait, v.code, v.message, s.attempts";
@@ -172,7 +192,7 @@ fn general(c: &Columns, kind: Kind) -> String {
     locks.extend(c.spec.locked_until.iter().map(|column| format!("{} = NULL", quote(column))));
     let set: Vec<String> = set.into_iter().chain(locks).collect();
     format!(
-        "WITH won AS ({won}) UPDATE {table} t SET {set} FROM won v WHERE {id} = v.event::{cast} RETURNING {id}::text",
+        "WITH {me}, won AS ({won}) UPDATE {table} t SET {set} FROM won v WHERE {id} = v.event::{cast} RETURNING {id}::text",
         table = c.table,
         set = set.join(", "),
         id = c.identity(),

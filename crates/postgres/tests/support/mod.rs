@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+mod transfer;
+
 use std::sync::Arc;
 
 use airtight_core::{
@@ -18,6 +20,8 @@ use airtight_testkit::{
 use async_trait::async_trait;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
+
+pub(crate) use self::transfer::transfer;
 
 /// A migrated outbox in a database of its own.
 pub(crate) struct Canonical {

@@ -46,14 +46,17 @@ pub async fn events_arrive_as_published(sut: &dyn SourceUnderTest) {
     let placed = find("OrderPlaced");
     assert_eq!(placed.id, published[0].id);
     assert_eq!(placed.seq, published[0].seq, "the seq that publishing returned");
-    assert_eq!((placed.stream.as_str(), placed.aggregate_type.as_str()), ("s", "Order"));
+    assert_eq!(placed.aggregate_type, "Order");
     assert_eq!(placed.aggregate_id, json.aggregate_id);
     assert_eq!(placed.headers, json.headers);
     let sent: serde_json::Value = serde_json::from_slice(json.payload.as_bytes()).expect("valid JSON");
     let came: serde_json::Value =
         serde_json::from_slice(placed.payload.as_bytes()).expect("still valid JSON");
     assert_eq!(came, sent, "the payload means the same");
-    assert_eq!(find("OrderGone").op, Op::Delete);
+    if sut.capabilities().envelope_fields {
+        assert_eq!(placed.stream, "s");
+        assert_eq!(find("OrderGone").op, Op::Delete);
+    }
     if bytes {
         assert_eq!(find("Scanned").payload, Payload::Bytes(raw.payload.as_bytes().to_vec().into()));
     }

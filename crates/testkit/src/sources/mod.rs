@@ -72,6 +72,8 @@ pub struct SourceCapabilities {
     pub streams: bool,
     /// Keeps bytes that are not JSON.
     pub bytes: bool,
+    /// Keeps op, stream and an event's own limit of attempts.
+    pub envelope_fields: bool,
     /// A claimed row shows it in its status, so that setting the status back voids the claim. A table without a
     /// word for processing cannot.
     pub shows_claims: bool,
@@ -92,6 +94,7 @@ impl Default for SourceCapabilities {
             unique_ids: true,
             streams: true,
             bytes: true,
+            envelope_fields: true,
             shows_claims: true,
             lease: Duration::from_millis(800),
             patience: Duration::from_secs(15),
