@@ -29,7 +29,8 @@ use crate::{Error, Event, Result};
 /// - **Attempts.** Handing out costs an attempt; [`Verdict::Released`] gives it back; a lost lease costs none.
 /// - **Concurrency.** `next` and `settle` run side by side, one call of each at a time. Renewing leases while a
 ///   batch is being delivered is the source's own business.
-/// - **Cancellation.** `next` and `settle` are always awaited to the end; only `wait` may be dropped.
+/// - **Cancellation.** `next` and `settle` are awaited to the end, unless one hangs when the relay stops: after
+///   that only `close` is called. `wait` may be dropped, and `open` by a shutdown.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
     /// Connects, checks the table, joins the other relays. Called once, before anything else.
@@ -51,7 +52,8 @@ pub trait Source: Send + Sync + 'static {
     /// What is left to deliver; asked when a relay is to stop at an empty backlog.
     async fn backlog(&self) -> Result<Backlog>;
 
-    /// Gives back what is still held and leaves. Nothing is called after it.
+    /// Gives back what is still held and leaves. Nothing is called after it. It is called also when opening
+    /// failed or was given up, and after a `next` or a `settle` that hung at a shutdown was dropped.
     async fn close(&self) -> Result<()> {
         Ok(())
     }
@@ -168,7 +170,7 @@ pub struct Settled {
 /// What is left in an outbox, for one pipeline.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Events that are neither done nor dead, those of blocked keys included.
+    /// Events that are neither done nor dead nor unknown, those of blocked keys included.
     pub unfinished: u64,
     /// Of these, events behind a dead one whose key stays blocked: only a person moves them.
     pub blocked: u64,

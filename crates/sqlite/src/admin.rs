@@ -67,7 +67,7 @@ impl Admin for SqliteOutbox {
         let sql = self.queue_sql()?;
         let mut tx = self.begin().await?;
         let Some((key, state)) = inspect::find(tx.conn(), sql, id).await? else { return Ok(Acted::NotFound) };
-        if let Some(state) = state.filter(|state| !state.can_retry()) {
+        if !state.can_retry() {
             return Ok(Acted::Refused(state));
         }
         make_due(tx.conn(), sql, &[key]).await?;
@@ -83,7 +83,7 @@ impl Admin for SqliteOutbox {
         let sql = self.queue_sql()?;
         let mut tx = self.begin().await?;
         let Some((key, state)) = inspect::find(tx.conn(), sql, id).await? else { return Ok(Acted::NotFound) };
-        if let Some(state) = state.filter(|state| matches!(state, State::Processing | State::Done)) {
+        if matches!(state, State::Processing | State::Done) {
             return Ok(Acted::Refused(state));
         }
         delete(tx.conn(), sql, &[key]).await?;

@@ -38,8 +38,12 @@ const HASH_AT_ONCE: i64 = 5_000;
 /// Suspects looked at in one claim.
 const SUSPECTS_AT_ONCE: i64 = 100;
 
-/// Windows full of nothing but held events that one claim clears away.
-const WINDOWS: usize = 50;
+/// Windows full of nothing but held events that one claim clears away. It commits then, which wakes its relay up
+/// at once, so that others can write in between.
+const WINDOWS: usize = 8;
+
+/// Candidates in a window, at least.
+const WINDOW: usize = 500;
 
 /// One claim under way.
 struct Claim<'a> {
@@ -196,7 +200,8 @@ impl<'a> Claim<'a> {
     ) -> Result<(Vec<Candidate>, bool)> {
         let order = self.request.member.order;
         self.look_around(conn).await?;
-        let (mut candidates, hot_full) = self.select(conn, Kind::Hot, self.request.events).await?;
+        let window = if order == Order::Key { self.request.events.max(WINDOW) } else { self.request.events };
+        let (mut candidates, hot_full) = self.select(conn, Kind::Hot, window).await?;
         let seen_to = candidates.last().filter(|_| hot_full).map(|last| last.place.clone());
 
         let (due, due_full) = self.select(conn, Kind::Due, self.request.events).await?;

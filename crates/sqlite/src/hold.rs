@@ -4,6 +4,8 @@
 //! then stands in an index of its own, so that neither claims nor other keys meet it. Nothing tells when it is
 //! free; relays look, after a settle that may have freed something and with every heartbeat, key by key.
 
+use std::collections::HashSet;
+
 use airtight_core::{Order, Result, queue::Member};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, SqliteConnection, sqlite::SqliteRow};
@@ -113,10 +115,12 @@ async fn free_rows(
     member: &Member,
     partitions: &[u16],
 ) -> Result<Vec<Value>> {
+    if !sql.canonical {
+        return free_rows_of_all(conn, sql, member, partitions).await;
+    }
     let mut rows = Vec::new();
     for key in keys_with_free_rows(conn, sql, member).await? {
-        let partition = hash_of(key.as_bytes()).rem_euclid(i64::from(member.partitions.max(1)));
-        if !partitions.iter().any(|wanted| i64::from(*wanted) == partition) {
+        if !is_in(&key, member, partitions) {
             continue;
         }
         let statement = format!(
@@ -146,6 +150,49 @@ async fn free_rows(
     Ok(rows)
 }
 
+/// The same in one pass over a table that no index of ours helps with.
+async fn free_rows_of_all(
+    conn: &mut SqliteConnection,
+    sql: &Sql,
+    member: &Member,
+    partitions: &[u16],
+) -> Result<Vec<Value>> {
+    let blocks = if member.block_on_dead { sql.closed("o") } else { "false".into() };
+    let statement = format!(
+        "SELECT {}, {}, COALESCE({} AND {} = '{HELD}', 0) FROM {} \
+         WHERE (({2} AND {3} IS NOT NULL) OR {blocks}){} {}",
+        sql.place("o"),
+        sql.key("o"),
+        sql.open("o"),
+        sql.retry("o"),
+        sql.from("o"),
+        streams_where(sql, "o", &member.streams, 1),
+        sql.order_by("o", "ASC")
+    );
+    let found = sqlx::query(AssertSqlSafe(statement))
+        .bind(streams_bind(&member.streams))
+        .fetch_all(conn)
+        .await
+        .map_err(db)?;
+    let mut blocked: HashSet<String> = HashSet::new();
+    let mut rows = Vec::new();
+    for row in &found {
+        let key = decode::lossy(row, 3).unwrap_or_default();
+        if decode::integer(row, 4) != Some(1) {
+            blocked.insert(key);
+        } else if !blocked.contains(&key) && is_in(&key, member, partitions) {
+            rows.push(item(row)?);
+        }
+    }
+    rows.truncate(FREE_AT_ONCE);
+    Ok(rows)
+}
+
+fn is_in(key: &str, member: &Member, partitions: &[u16]) -> bool {
+    let partition = hash_of(key.as_bytes()).rem_euclid(i64::from(member.partitions.max(1)));
+    partitions.iter().any(|wanted| i64::from(*wanted) == partition)
+}
+
 /// Keys whose first held event has nothing in front of it.
 async fn keys_with_free_rows(conn: &mut SqliteConnection, sql: &Sql, member: &Member) -> Result<Vec<String>> {
     let rows = sqlx::query(AssertSqlSafe(free_keys_statement(sql, member)))
@@ -157,25 +204,16 @@ async fn keys_with_free_rows(conn: &mut SqliteConnection, sql: &Sql, member: &Me
 }
 
 pub(crate) fn free_keys_statement(sql: &Sql, member: &Member) -> String {
-    let first = if sql.canonical {
-        format!(
-            "{} = (SELECT {} FROM {} WHERE {} AND {} = k.key{} {} LIMIT 1)",
-            sql.identity("o"),
-            sql.identity("f"),
-            sql.from("f"),
-            is_held(sql, "f"),
-            sql.key("f"),
-            streams_where(sql, "f", &member.streams, 1),
-            sql.order_by("f", "ASC")
-        )
-    } else {
-        format!(
-            "{} AND {} = k.key{}",
-            is_held(sql, "o"),
-            sql.key("o"),
-            streams_where(sql, "o", &member.streams, 1)
-        )
-    };
+    let first = format!(
+        "{} = (SELECT {} FROM {} WHERE {} AND {} = k.key{} {} LIMIT 1)",
+        sql.identity("o"),
+        sql.identity("f"),
+        sql.from("f"),
+        is_held(sql, "f"),
+        sql.key("f"),
+        streams_where(sql, "f", &member.streams, 1),
+        sql.order_by("f", "ASC")
+    );
     format!(
         "WITH {} SELECT k.key FROM k WHERE k.key IS NOT NULL AND EXISTS (SELECT 1 FROM {} WHERE {first}{})",
         held_keys(sql),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use airtight_core::{
-    Result,
+    Error, Result,
     admin::{BlockedKey, Detail, Filter, Finding, RelayStatus, Row, Status, StreamStatus},
     queue::RowKey,
     state::State,
@@ -170,14 +170,21 @@ async fn find_row(conn: &mut SqliteConnection, sql: &Sql, id: &str) -> Result<Op
     Ok(None)
 }
 
-/// An event's identity and state; no state when the table's word means nothing to us.
+/// An event's identity and state; an error when the table's word means nothing to us, since it may mean
+/// something to others.
 pub(crate) async fn find(
     conn: &mut SqliteConnection,
     sql: &Sql,
     id: &str,
-) -> Result<Option<(RowKey, Option<State>)>> {
+) -> Result<Option<(RowKey, State)>> {
     let Some(row) = find_row(conn, sql, id).await? else { return Ok(None) };
-    let state = lossy(&row, 7).and_then(|word| State::parse(&word));
+    let word = lossy(&row, 7).unwrap_or_default();
+    let state = State::parse(&word).ok_or_else(|| {
+        Error::permanent(
+            "bad_status",
+            format!("event {id}: nobody told airtight what its status `{word}` means"),
+        )
+    })?;
     Ok(Some((row_key(&row, 0)?, state)))
 }
 
@@ -217,15 +224,18 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
         Some(name) => format!("(julianday('now') - min(julianday(o.{}))) * 86400.0", quote(name)),
         None => "NULL".into(),
     };
-    let retrying = format!("{} IS NOT NULL", sql.retry("o"));
-    let open = format!(
-        "SELECT {}, CASE WHEN {} THEN 'processing' WHEN {retrying} THEN 'retrying' ELSE 'pending' END, count(*), {age} \
-         FROM {} WHERE {} GROUP BY 1, 2",
-        sql.stream("o"),
-        sql.processing("o"),
-        sql.from("o"),
-        sql.open("o")
-    );
+    // Apart, because each has an index and both together have none.
+    let [hot, waiting] = [("IS NULL", "pending"), ("IS NOT NULL", "retrying")].map(|(test, word)| {
+        format!(
+            "SELECT {}, CASE WHEN {} THEN 'processing' ELSE '{word}' END, count(*), {age} FROM {} \
+             WHERE {} AND {} {test} GROUP BY 1, 2",
+            sql.stream("o"),
+            sql.processing("o"),
+            sql.from("o"),
+            sql.open("o"),
+            sql.retry("o")
+        )
+    });
     let closed = format!(
         "SELECT {}, CASE WHEN {} THEN 'unknown' ELSE 'dead' END, count(*), NULL FROM {} WHERE {} GROUP BY 1, 2",
         sql.stream("o"),
@@ -240,7 +250,7 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
         sql.done("o")
     );
     let mut streams: BTreeMap<String, StreamStatus> = BTreeMap::new();
-    for statement in [open, closed, done] {
+    for statement in [hot, waiting, closed, done] {
         for row in sqlx::query(AssertSqlSafe(statement)).fetch_all(&mut *conn).await.map_err(db)? {
             let name = lossy(&row, 0).unwrap_or_default();
             let stream = streams
@@ -248,12 +258,12 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
                 .or_insert_with(|| StreamStatus { stream: name, ..StreamStatus::default() });
             let count = integer(&row, 2).unwrap_or(0).unsigned_abs();
             match lossy(&row, 1).as_deref() {
-                Some("processing") => stream.processing = count,
-                Some("retrying") => stream.retrying = count,
-                Some("pending") => stream.pending = count,
-                Some("unknown") => stream.unknown = count,
-                Some("dead") => stream.dead = count,
-                _ => stream.done = count,
+                Some("processing") => stream.processing += count,
+                Some("retrying") => stream.retrying += count,
+                Some("pending") => stream.pending += count,
+                Some("unknown") => stream.unknown += count,
+                Some("dead") => stream.dead += count,
+                _ => stream.done += count,
             }
             let age: Option<f64> = row.try_get_unchecked(3).map_err(db)?;
             if let Some(age) = age {
@@ -292,8 +302,13 @@ async fn relays(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<RelayStatu
 pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<BlockedKey>> {
     let sql = outbox.queue_sql()?;
     let mut conn = outbox.pool().acquire().await.map_err(db)?;
-    let keys = format!("WITH {} SELECT key FROM k WHERE key IS NOT NULL", held_keys(sql));
-    let keys = sqlx::query(AssertSqlSafe(keys)).fetch_all(&mut *conn).await.map_err(db)?;
+    // A few more than asked for, since some may be about to be freed.
+    let keys = format!("WITH {} SELECT key FROM k WHERE key IS NOT NULL LIMIT ?1", held_keys(sql));
+    let keys = sqlx::query(AssertSqlSafe(keys))
+        .bind(i64::try_from(limit.saturating_add(100)).unwrap_or(i64::MAX))
+        .fetch_all(&mut *conn)
+        .await
+        .map_err(db)?;
     // What waits for a retry is the nearer reason; a dead one blocks only where the relay wants that.
     let reasons = [
         format!("{} AND {} IS NOT NULL AND {1} <> '{HELD}'", sql.open("o"), sql.retry("o")),
@@ -384,12 +399,16 @@ async fn unread(conn: &mut SqliteConnection, sql: &Sql, relays: &[RelayStatus]) 
     if relays.iter().any(|relay| relay.streams.is_empty()) {
         return Ok(Vec::new());
     }
-    let select = format!(
-        "SELECT DISTINCT {} FROM {} WHERE {} ORDER BY 1 LIMIT 1000",
-        sql.stream("o"),
-        sql.from("o"),
-        sql.open("o")
-    );
+    let open = |test: &str| {
+        format!(
+            "SELECT {} FROM {} WHERE {} AND {} {test}",
+            sql.stream("o"),
+            sql.from("o"),
+            sql.open("o"),
+            sql.retry("o")
+        )
+    };
+    let select = format!("{} UNION {} ORDER BY 1 LIMIT 1000", open("IS NULL"), open("IS NOT NULL"));
     let rows = sqlx::query(AssertSqlSafe(select)).fetch_all(conn).await.map_err(db)?;
     let streams = rows.iter().filter_map(|row| lossy(row, 0));
     Ok(streams.filter(|stream| !relays.iter().any(|relay| relay.streams.contains(stream))).collect())

@@ -182,6 +182,10 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
             sql.spec.zone
         ));
     }
+    let encoding: String = sqlx::query_scalar("PRAGMA encoding").fetch_one(&mut *conn).await.map_err(db)?;
+    if encoding != "UTF-8" {
+        problems.push(format!("the database's encoding is {encoding}: airtight reads text as UTF-8 only"));
+    }
     if table_columns(conn, None, "airtight_meta").await?.is_empty() {
         problems.push("airtight's tables are missing: run `airtight migrate`".into());
         return Ok(problems);

@@ -134,9 +134,10 @@ impl MemoryStore {
         self.script.pause(verb, when)
     }
 
-    /// From now on calls fail at random, with these probabilities for before and after they took effect.
-    pub fn chaos(&self, seed: u64, before: f64, after: f64) {
-        self.script.chaos(seed, before, after);
+    /// From now on calls fail at random, with these probabilities for before and after they took effect, and take
+    /// up to `slow` each way, so that they overlap.
+    pub fn chaos(&self, seed: u64, before: f64, after: f64, slow: Duration) {
+        self.script.chaos(seed, before, after, slow);
     }
 
     /// While down, every call fails before it takes effect.

@@ -282,3 +282,16 @@ async fn small_events_count_for_more_than_their_payload() {
     assert!(size <= limits.bytes, "{} events with {size} bytes in memory", batch.deliveries.len());
     assert!(!batch.is_empty());
 }
+
+/// A relay comes back after an eviction and never hears that it was let in. It is, and works on.
+#[tokio::test]
+async fn a_lost_answer_to_joining_again_does_not_end_a_relay() {
+    let store = MemoryStore::new();
+    let queue = open(&store, options(Order::Key, 100)).await;
+    store.fail_next(Verb::Join, When::After);
+    store.evict_all();
+    eventually(PATIENCE, "the relay to have joined again", async || store.calls(Verb::Join) == 2).await;
+    store.publish(&[event("a")]);
+    let batch = some(&queue).await;
+    assert!(!batch.ownership.is_lost());
+}

@@ -258,11 +258,13 @@ impl<S: QueueStore> Source for Queue<S> {
             let rows: Vec<RowClaim> = state.in_flight.values().map(|row| row.claim.clone()).collect();
             (state.member.clone(), rows)
         };
+        let mut given_back = Ok(());
         if !rows.is_empty() {
             let rows: Vec<_> = rows.into_iter().map(|claim| (claim, &Verdict::Released)).collect();
-            self.shared.store.settle(&member, &rows).await?;
+            given_back = self.shared.store.settle(&member, &rows).await.map(|_| ());
         }
-        self.shared.store.leave(&member).await
+        // Leaving is right all the same: others then take over at once what could not be given back.
+        self.shared.store.leave(&member).await.and(given_back)
     }
 }
 
@@ -329,6 +331,8 @@ impl<S: QueueStore> Shared<S> {
             }
             tracing::warn!(relay = %state.member.id, "evicted after its lease ran out; joining again");
             state.ownership.lose();
+            // What is lost stays so. If the answer to joining is lost, the next heartbeat renews this one.
+            state.ownership = Ownership::leased(Instant::now(), Duration::ZERO);
             state.generation += 1;
             state.member = self.options.member();
             state.owned.clear();

@@ -26,6 +26,10 @@ use crate::{
 /// The most verdicts in one settle: bounds the statement, not the throughput.
 const SETTLE_BATCH: usize = 4_000;
 
+/// How long leaving may take, and what of a claim or a settle is under way, beyond the grace for deliveries. A
+/// relay that hangs for ever at its end would renew for ever, too, and keep its partitions from everyone.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Waits between tries of a source that fails.
 const SOURCE_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
@@ -57,13 +61,17 @@ pub(super) struct Engine {
     waiting: bool,
 
     /// Verdicts that wait to be settled.
-    unsettled: Vec<(Settlement, Option<Lane>)>,
+    unsettled: Vec<(Settlement, Then)>,
     settle: Option<BoxFuture<'static, SettleDone>>,
     settle_failures: u32,
     /// How many verdicts the settle under way has.
     settling: usize,
     /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
     held: HashMap<Lane, Hold>,
+    /// Lanes that go on, once the source knows that an event of theirs is dead or unknown, with the number of
+    /// such verdicts on their way. A crash before that brings the event again, and if it was delivered then, it
+    /// must not come after what is behind it.
+    ending: HashMap<Lane, usize>,
 
     events: usize,
     bytes: usize,
@@ -86,9 +94,18 @@ enum Fetched {
 
 struct SettleDone {
     settlements: Vec<Settlement>,
-    /// The lane that each verdict holds back.
-    holds: Vec<Option<Lane>>,
+    thens: Vec<Then>,
     result: Result<Settled>,
+}
+
+/// What follows for a lane when a verdict is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Nothing,
+    /// The source holds it from now on.
+    Held(Lane),
+    /// It goes on.
+    GoOn(Lane),
 }
 
 /// A lane whose head was not delivered. A fetch that began before the source knew may bring later events of
@@ -129,6 +146,7 @@ impl Engine {
             settle_failures: 0,
             settling: 0,
             held: HashMap::new(),
+            ending: HashMap::new(),
             events: 0,
             bytes: 0,
             stopping: false,
@@ -141,6 +159,7 @@ impl Engine {
             return Ok(());
         }
         let mut give_up_at = None;
+        let mut end_at = None;
         loop {
             if !self.stopping {
                 self.start_fetch();
@@ -151,6 +170,9 @@ impl Engine {
                 break;
             }
 
+            if self.stopping && end_at.is_none() {
+                end_at = Some(Instant::now() + self.policy.grace + LEAVE_TIMEOUT);
+            }
             let closed = self.stopping || self.reopen.is_some();
             let circuit_timer = self.circuit.open_until().filter(|_| !closed);
             tokio::select! {
@@ -176,6 +198,13 @@ impl Engine {
                     give_up_at = None;
                     self.abandon_deliveries();
                 }
+                () = sleep_until(end_at) => {
+                    tracing::warn!(
+                        pipeline = self.name,
+                        "the source does not answer; stopping without it: leases will run out by themselves"
+                    );
+                    break;
+                }
             }
             if self.stopping && give_up_at.is_none() && !self.deliveries.is_empty() {
                 give_up_at = Some(Instant::now() + self.policy.grace);
@@ -190,18 +219,24 @@ impl Engine {
         let mut failures = 0;
         loop {
             let opened = tokio::select! {
-                () = shutdown.cancelled() => return Ok(false),
-                opened = self.source.open() => opened,
+                () = shutdown.cancelled() => None,
+                opened = self.source.open() => Some(opened),
+            };
+            let Some(opened) = opened else {
+                self.leave().await;
+                return Ok(false);
             };
             let Err(error) = opened else { break };
             failures += 1;
             if error.class() != Class::Retryable {
+                self.leave().await;
                 return Err(error);
             }
             let wait = SOURCE_BACKOFF.after(failures);
             tracing::warn!(pipeline = self.name, %error, "the source is not there yet; trying again in {wait:.1?}");
+            // The next round sees a shutdown.
             tokio::select! {
-                () = shutdown.cancelled() => return Ok(false),
+                () = shutdown.cancelled() => {}
                 () = tokio::time::sleep(wait) => {}
             }
         }
@@ -217,9 +252,7 @@ impl Engine {
             }
             // The place among the relays is given back before anything is reported.
             ended => {
-                if let Err(error) = self.source.close().await {
-                    tracing::warn!(pipeline = self.name, %error, "could not leave cleanly");
-                }
+                self.leave().await;
                 ended.map_or(Ok(false), |opened| opened.map(|()| false))
             }
         }
@@ -423,14 +456,16 @@ impl Engine {
             let lane = self.lanes.lane(&event.aggregate_id);
             let holds = judge::holds_lane(&verdict, &self.policy);
             self.shrink(1, queued.size);
-            self.push_verdict(queued.delivery.position, lane, verdict);
+            self.push_outcome(queued.delivery.position, lane, verdict);
             if holds {
                 self.clear_lane(lane);
             }
             finished.extend(lane);
         }
         for lane in finished {
-            self.lanes.finish(lane);
+            if !self.ending.contains_key(&lane) {
+                self.lanes.finish(lane);
+            }
         }
         if let Some(error) = away {
             self.open_circuit(&error);
@@ -479,11 +514,27 @@ impl Engine {
 
     /// Notes a verdict. `lane` is held back if the verdict says so, and until the source knows it.
     fn push_verdict(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
-        let holds = lane.filter(|_| judge::holds_lane(&verdict, &self.policy));
-        if let Some(lane) = holds {
-            self.held.entry(lane).or_default().unsettled += 1;
+        let then = match lane {
+            Some(lane) if judge::holds_lane(&verdict, &self.policy) => {
+                self.held.entry(lane).or_default().unsettled += 1;
+                Then::Held(lane)
+            }
+            _ => Then::Nothing,
+        };
+        self.unsettled.push((Settlement { position, verdict }, then));
+    }
+
+    /// The same for a verdict that ends a delivery. Only here a lane may be kept busy until the source knows:
+    /// it is this delivery that made it busy.
+    fn push_outcome(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+        let ends = matches!(verdict, Verdict::Dead { .. } | Verdict::Unknown { .. });
+        match lane {
+            Some(lane) if ends && !judge::holds_lane(&verdict, &self.policy) => {
+                *self.ending.entry(lane).or_default() += 1;
+                self.unsettled.push((Settlement { position, verdict }, Then::GoOn(lane)));
+            }
+            lane => self.push_verdict(position, lane, verdict),
         }
-        self.unsettled.push((Settlement { position, verdict }, holds));
     }
 
     fn start_settle(&mut self) {
@@ -491,13 +542,13 @@ impl Engine {
             return;
         }
         let batch = self.unsettled.drain(..self.unsettled.len().min(SETTLE_BATCH));
-        let (settlements, holds): (Vec<_>, Vec<_>) = batch.unzip();
+        let (settlements, thens): (Vec<_>, Vec<_>) = batch.unzip();
         self.settling = settlements.len();
-        self.settle = Some(settle(self.source.clone(), settlements, holds, Duration::ZERO));
+        self.settle = Some(settle(self.source.clone(), settlements, thens, Duration::ZERO));
     }
 
     fn on_settled(&mut self, done: SettleDone) {
-        let SettleDone { settlements, holds, result } = done;
+        let SettleDone { settlements, thens, result } = done;
         let settled = match result {
             Ok(settled) => settled,
             Err(error) => {
@@ -518,7 +569,7 @@ impl Engine {
                     self.settling = 0;
                     return;
                 }
-                self.settle = Some(settle(self.source.clone(), settlements, holds, wait));
+                self.settle = Some(settle(self.source.clone(), settlements, thens, wait));
                 return;
             }
         };
@@ -532,7 +583,7 @@ impl Engine {
             );
             add(&self.stats.fenced, settled.fenced);
         }
-        for (settlement, lane) in settlements.into_iter().zip(holds) {
+        for (settlement, then) in settlements.into_iter().zip(thens) {
             let counter = match settlement.verdict {
                 Verdict::Delivered => &self.stats.delivered,
                 Verdict::Retry { .. } => &self.stats.retried,
@@ -541,9 +592,27 @@ impl Engine {
                 Verdict::Released => &self.stats.released,
             };
             add(counter, 1);
-            if let Some(hold) = lane.and_then(|lane| self.held.get_mut(&lane)) {
-                hold.unsettled -= 1;
-                hold.fetches = self.fetches;
+            self.follow(then);
+        }
+    }
+
+    fn follow(&mut self, then: Then) {
+        match then {
+            Then::Nothing => {}
+            Then::Held(lane) => {
+                if let Some(hold) = self.held.get_mut(&lane) {
+                    hold.unsettled -= 1;
+                    hold.fetches = self.fetches;
+                }
+            }
+            Then::GoOn(lane) => {
+                let left = self.ending.get(&lane).map_or(0, |count| count - 1);
+                if left > 0 {
+                    self.ending.insert(lane, left);
+                } else {
+                    self.ending.remove(&lane);
+                    self.lanes.finish(lane);
+                }
             }
         }
     }
@@ -627,13 +696,33 @@ impl Engine {
         self.publish_size();
     }
 
-    /// Takes `&mut`, since a shared reference across an await would keep the relay from being spawned.
+    /// Closes both ends. These take `&mut`, since a shared reference across an await would keep the relay from
+    /// being spawned.
     async fn close(&mut self) {
-        if let Err(error) = self.sink.close().await {
-            tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
+        // A claim that hangs holds on to the source.
+        (self.fetch, self.settle) = (None, None);
+        self.leave().await;
+        match tokio::time::timeout(LEAVE_TIMEOUT, self.sink.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
+            }
+            Err(_) => tracing::warn!(pipeline = self.name, "the sink did not close in time"),
         }
-        if let Err(error) = self.source.close().await {
-            tracing::warn!(pipeline = self.name, %error, "could not leave cleanly: leases will run out by themselves");
+    }
+
+    async fn leave(&mut self) {
+        match tokio::time::timeout(LEAVE_TIMEOUT, self.source.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(pipeline = self.name, %error, "could not leave cleanly: leases will run out by themselves");
+            }
+            Err(_) => {
+                tracing::warn!(
+                    pipeline = self.name,
+                    "could not leave in time: leases will run out by themselves"
+                );
+            }
         }
     }
 }
@@ -676,7 +765,7 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 fn settle(
     source: Arc<dyn Source>,
     settlements: Vec<Settlement>,
-    holds: Vec<Option<Lane>>,
+    thens: Vec<Then>,
     wait: Duration,
 ) -> BoxFuture<'static, SettleDone> {
     async move {
@@ -684,7 +773,7 @@ fn settle(
             tokio::time::sleep(wait).await;
         }
         let result = source.settle(&settlements).await;
-        SettleDone { settlements, holds, result }
+        SettleDone { settlements, thens, result }
     }
     .boxed()
 }

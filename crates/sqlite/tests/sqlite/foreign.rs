@@ -39,7 +39,7 @@ fn legacy_spec() -> TableSpec {
     spec
 }
 
-async fn legacy() -> (Fixture, SqliteOutbox) {
+pub(crate) async fn legacy() -> (Fixture, SqliteOutbox) {
     let fixture = Fixture::empty().await;
     fixture
         .exec(
@@ -159,6 +159,35 @@ async fn its_rows_are_taken_over_and_suspected_too() {
         let alone = relay.claim_alone().await;
         assert_eq!((ids(&alone), alone.claimed.rows[0].attempt), (vec!["1"], 1));
     }
+}
+
+#[tokio::test]
+async fn a_word_that_nobody_explained_is_left_alone() {
+    let (fixture, outbox) = legacy().await;
+    insert(&fixture, &[("1", "a")]).await;
+    fixture.exec("UPDATE legacy_outbox SET state = 'CANCELLED'").await;
+    let mut relay = Hand::join(&outbox, member(Order::Key)).await;
+    assert!(relay.claim(10).await.claimed.rows.is_empty());
+    assert_eq!(outbox.list(&Filter::default()).await.unwrap()[0].state, "CANCELLED");
+    assert_eq!(outbox.retry("1").await.unwrap_err().code(), "bad_status");
+    assert_eq!(outbox.discard("1").await.unwrap_err().code(), "bad_status");
+}
+
+#[tokio::test]
+async fn a_dead_event_blocks_its_key_there_too() {
+    let (fixture, outbox) = legacy().await;
+    insert(&fixture, &[("1", "a"), ("2", "a"), ("3", "b")]).await;
+    let mut member = member(Order::Key);
+    member.block_on_dead = true;
+    let mut relay = Hand::join(&outbox, member).await;
+    let first = relay.claim(1).await;
+    relay.settle(&first, dead()).await;
+    assert_eq!(ids(&relay.claim(10).await), ["3"]);
+    assert_eq!(relay.unhold().await, 0);
+    assert_eq!(relay.store.backlog(&relay.member).await.unwrap().blocked, 1);
+    assert_eq!(outbox.discard("1").await.unwrap(), Acted::Yes);
+    assert_eq!(relay.unhold().await, 1);
+    assert_eq!(ids(&relay.claim(10).await), ["2"]);
 }
 
 #[tokio::test]

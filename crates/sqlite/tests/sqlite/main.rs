@@ -5,6 +5,7 @@
 mod admin;
 mod common;
 mod foreign;
+mod model;
 mod order;
 mod publish;
 mod queue;

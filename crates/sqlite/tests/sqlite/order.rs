@@ -68,6 +68,34 @@ async fn a_due_event_waits_for_earlier_ones_of_its_key() {
 }
 
 #[tokio::test]
+async fn a_due_event_does_not_overtake_what_the_window_did_not_show() {
+    let fixture = Fixture::new().await;
+    let mut keys = vec!["x"; 501];
+    keys.extend(["a", "a"]);
+    fixture.publish(&keys).await;
+    // The window is full of events that wait behind the first; of the two last, the later one is due.
+    fixture.exec("UPDATE airtight_outbox SET next_retry_at = '2900-01-01T00:00:00.000Z' WHERE seq = 1").await;
+    fixture
+        .exec("UPDATE airtight_outbox SET next_retry_at = '2000-01-01T00:00:00.000Z' WHERE seq = 503")
+        .await;
+    let mut relay = fixture.relay(Order::Key).await;
+    assert_eq!(relay.claim(10).await.seqs(), [502, 503]);
+}
+
+#[tokio::test]
+async fn total_order_does_not_overtake_what_the_window_did_not_show() {
+    let fixture = Fixture::new().await;
+    fixture.publish(&["a", "b", "c", "d"]).await;
+    fixture
+        .exec("UPDATE airtight_outbox SET next_retry_at = '2000-01-01T00:00:00.000Z' WHERE seq IN (1, 2, 3)")
+        .await;
+    let mut relay = fixture.relay(Order::Total).await;
+    // Room for two: one hot event and two of the three due ones are seen.
+    assert_eq!(relay.claim(2).await.seqs(), [1, 2]);
+    assert_eq!(relay.claim(2).await.seqs(), [3, 4]);
+}
+
+#[tokio::test]
 async fn two_due_events_of_a_key_go_out_together_or_in_order() {
     let fixture = Fixture::new().await;
     fixture.publish(&["a", "a", "a"]).await;

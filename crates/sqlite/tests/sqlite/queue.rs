@@ -237,6 +237,26 @@ async fn suspects_keep_the_order_of_their_key() {
 }
 
 #[tokio::test]
+async fn nothing_of_its_key_passes_a_suspect() {
+    let fixture = Fixture::new().await;
+    fixture.publish(&["a", "a", "b"]).await;
+    let mut first = fixture.relay(Order::Key).await;
+    assert_eq!(first.claim(1).await.seqs(), [1]);
+    fixture.exec("UPDATE airtight_outbox SET lost_leases = 2 WHERE seq = 1").await;
+    first.store.leave(&first.member).await.unwrap();
+    let mut second = fixture.relay(Order::Key).await;
+    let got = second.claim(10).await;
+    assert_eq!((got.seqs(), got.claimed.suspects), (vec![3], true));
+    second.settle(&got, Verdict::Delivered).await;
+    assert!(second.claim(10).await.seqs().is_empty());
+    let alone = second.claim_alone().await;
+    assert_eq!(alone.seqs(), [1]);
+    second.settle(&alone, Verdict::Delivered).await;
+    second.unhold().await;
+    assert_eq!(second.claim(10).await.seqs(), [2]);
+}
+
+#[tokio::test]
 async fn claims_are_bounded_in_events_and_bytes() {
     let fixture = Fixture::new().await;
     fixture.publish(&["a", "b", "c", "d"]).await;

@@ -162,6 +162,45 @@ async fn a_relay_that_drains_stops_at_an_empty_backlog() {
     }
 }
 
+/// A sink that never answers: whoever waits for it can only be killed.
+struct Silent(tokio::sync::mpsc::UnboundedSender<usize>);
+
+#[async_trait]
+impl Sink for Silent {
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        self.0.send(batch.len()).unwrap();
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_relay_held_is_delivered_by_another() {
+    for order in [Order::None, Order::Key, Order::Total] {
+        let fixture = Fixture::new().await;
+        fixture.publish(&["a", "b", "a", "c", "a"]).await;
+        let lease = Duration::from_millis(400);
+        let options = QueueOptions { order, lease, ..QueueOptions::default() };
+        let (sent, mut held) = tokio::sync::mpsc::unbounded_channel();
+        let doomed =
+            Relay::new(fixture.second().await.queue(options.clone()), Silent(sent)).policy(policy(order));
+        tokio::select! {
+            _ = doomed.run(CancellationToken::new()) => panic!("it cannot end"),
+            count = held.recv() => assert!(count.is_some_and(|count| count > 0)),
+        }
+        // Dropped where it stood: nothing was given back, nobody left.
+        assert_ne!(
+            fixture.text("SELECT count(*) FROM airtight_outbox WHERE status = 'processing'").await,
+            "0"
+        );
+        let sink = Flaky::default();
+        let heir = Relay::new(fixture.outbox.queue(options), sink.clone()).policy(policy(order));
+        heir.drain(CancellationToken::new()).await.unwrap();
+        let seen = sink.0.seen.lock().unwrap();
+        assert_eq!(seen.delivered.len(), 5);
+        assert!(order == Order::None || seen.out_of_order.is_empty());
+    }
+}
+
 /// Two processes publish and claim at the same time, each with a pool of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_processes_claim_side_by_side_and_never_the_same() {

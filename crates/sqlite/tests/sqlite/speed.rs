@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use airtight_core::{NewEvent, Order, Verdict, admin::Admin};
+use airtight_core::{NewEvent, Order, Relay, Verdict, admin::Admin, queue::QueueOptions};
+use tokio_util::sync::CancellationToken;
 
 use crate::common::{Fixture, Hand};
 
@@ -23,11 +24,13 @@ async fn publish(fixture: &Fixture, count: usize, keys: usize) -> Duration {
 /// Claims and settles until nothing is left; returns how many and the worst claim.
 async fn drain(relay: &mut Hand) -> (usize, Duration, Duration) {
     let (mut count, mut worst, begun) = (0, Duration::ZERO, Instant::now());
+    let ticks = cpu_ticks();
     loop {
         let claim = Instant::now();
         let got = relay.claim(1_000).await;
         worst = worst.max(claim.elapsed());
         if got.claimed.rows.is_empty() {
+            println!("  {} ms of CPU time", (cpu_ticks() - ticks) * 10);
             return (count, begun.elapsed(), worst);
         }
         count += got.claimed.rows.len();
@@ -74,4 +77,40 @@ async fn throughput() {
         fixture.outbox.status().await.unwrap();
         println!("{order:?}: status: {:.2?}", begun.elapsed());
     }
+}
+
+/// CPU time of this process so far, in hundredths of a second.
+fn cpu_ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn idle_cost() {
+    let fixture = Fixture::new().await;
+    let sink = airtight_core::sinks::memory::MemorySink::new();
+    let stop = CancellationToken::new();
+    let relay = Relay::new(fixture.outbox.queue(QueueOptions::default()), sink.clone()).run(stop.clone());
+    let watch = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let (ticks, begun) = (cpu_ticks(), Instant::now());
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let share = (cpu_ticks() - ticks) as f64 / begun.elapsed().as_secs_f64();
+        println!("idle: {share:.2} % of a core");
+        let mut worst = Duration::ZERO;
+        for n in 0..50 {
+            let begun = Instant::now();
+            fixture.publish(&["a"]).await;
+            while sink.len() <= n {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            worst = worst.max(begun.elapsed());
+        }
+        println!("worst of 50 from publish to delivery: {worst:.1?}");
+        stop.cancel();
+    };
+    let (ended, ()) = futures::future::join(relay, watch).await;
+    ended.unwrap();
 }

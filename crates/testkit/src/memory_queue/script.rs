@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use airtight_core::{Error, Result};
@@ -101,11 +102,15 @@ struct Chaos {
     random: fastrand::Rng,
     before: f64,
     after: f64,
+    slow: Duration,
 }
 
 /// The rest of a scripted call: what happens after it took effect.
 #[derive(Debug)]
-pub(super) struct Rest(Option<Fault>);
+pub(super) struct Rest {
+    fault: Option<Fault>,
+    wait: Duration,
+}
 
 impl Script {
     pub(super) fn fail(&self, verb: Verb, when: When, error: Error) {
@@ -118,8 +123,8 @@ impl Script {
         gate
     }
 
-    pub(super) fn chaos(&self, seed: u64, before: f64, after: f64) {
-        *lock(&self.chaos) = Some(Chaos { random: fastrand::Rng::with_seed(seed), before, after });
+    pub(super) fn chaos(&self, seed: u64, before: f64, after: f64, slow: Duration) {
+        *lock(&self.chaos) = Some(Chaos { random: fastrand::Rng::with_seed(seed), before, after, slow });
     }
 
     pub(super) fn calm(&self) {
@@ -144,19 +149,29 @@ impl Script {
         }
         let fault = lock(&self.faults).get_mut(&verb).and_then(VecDeque::pop_front);
         let fault = fault.or_else(|| self.roll());
+        let (before, wait) = self.roll_waits();
+        pause(before).await;
         match fault {
             Some(Fault::Fail(When::Before, error)) => Err(error),
             Some(Fault::Pause(When::Before, gate)) => {
                 gate.pass().await;
-                Ok(Rest(None))
+                Ok(Rest { fault: None, wait })
             }
-            other => Ok(Rest(other)),
+            fault => Ok(Rest { fault, wait }),
         }
+    }
+
+    /// How long a call takes before and after it takes effect. Half of them are quick.
+    fn roll_waits(&self) -> (Duration, Duration) {
+        let mut chaos = lock(&self.chaos);
+        let Some(Chaos { random, slow, .. }) = chaos.as_mut() else { return Default::default() };
+        let mut wait = || slow.mul_f64((random.f64() * 2.0 - 1.0).max(0.0));
+        (wait(), wait())
     }
 
     fn roll(&self) -> Option<Fault> {
         let mut chaos = lock(&self.chaos);
-        let Chaos { random, before, after } = chaos.as_mut()?;
+        let Chaos { random, before, after, .. } = chaos.as_mut()?;
         let dice = random.f64();
         if dice < *before {
             Some(Fault::Fail(When::Before, broken("chaos, before")))
@@ -171,7 +186,8 @@ impl Script {
 impl Rest {
     /// After a call took effect.
     pub(super) async fn after<T>(self, value: T) -> Result<T> {
-        match self.0 {
+        pause(self.wait).await;
+        match self.fault {
             Some(Fault::Fail(_, error)) => Err(error),
             Some(Fault::Pause(_, gate)) => {
                 gate.pass().await;
@@ -179,6 +195,12 @@ impl Rest {
             }
             None => Ok(value),
         }
+    }
+}
+
+async fn pause(wait: Duration) {
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
     }
 }
 

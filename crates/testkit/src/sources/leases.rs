@@ -10,7 +10,7 @@ use airtight_core::{Limits, Order, Settlement, Source, Verdict};
 
 use super::{
     SourceUnderTest,
-    hand::{Hand, assert_key_order, event, events, ids, long, short},
+    hand::{Hand, assert_key_order, event, events, ids, long, retry, short},
 };
 use crate::wait::eventually;
 
@@ -94,6 +94,37 @@ pub async fn a_takeover_keeps_the_order_of_a_key(sut: &dyn SourceUnderTest) {
     assert_key_order(&got);
     assert!(open.iter().all(|d| ids(&got).contains(&d.event.id.as_str())), "what was held comes again");
     assert!(second.next(10).await.is_empty());
+}
+
+/// A relay settles late, at the very moment at which another one takes over what it held. Whoever wins, the key
+/// stays in order: a takeover that skips rows which the late settle has locked would get this wrong.
+pub async fn a_late_settle_beside_a_takeover_keeps_the_order(sut: &dyn SourceUnderTest) {
+    for round in 0..8 {
+        let published = sut.publish(&events(&format!("k{round}"), 4)).await;
+        // Renews so seldom that it does not learn of its eviction meanwhile.
+        let late = Hand::open(sut, long(Order::Key)).await;
+        let held = late.collect(4).await;
+        let heir = Hand::open(sut, short(sut, Order::Key)).await;
+        sut.expire_leases().await;
+        let settle = async {
+            // The heir takes over at its next renewal: a quarter of its lease, at most.
+            let beat = u64::try_from(sut.capabilities().lease.as_millis() / 4).unwrap_or(100);
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(beat / 2..=beat + beat / 4))).await;
+            let verdict =
+                |n: usize| if n == 0 { retry(Duration::from_millis(50)) } else { Verdict::Released };
+            let settlements: Vec<Settlement> = held
+                .iter()
+                .enumerate()
+                .map(|(n, d)| Settlement { position: d.position, verdict: verdict(n) })
+                .collect();
+            late.source().settle(&settlements).await.expect("settle")
+        };
+        let (settled, got) = futures::join!(settle, heir.deliver(4));
+        let expected: Vec<&str> = published.iter().map(|p| p.id.as_str()).collect();
+        assert_eq!(ids(&got), expected, "round {round}: the late settle {settled:?}");
+        heir.close().await;
+        late.close().await;
+    }
 }
 
 /// An event that was held by three relays when they vanished is delivered alone.

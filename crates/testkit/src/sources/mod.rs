@@ -169,6 +169,7 @@ macro_rules! source_checks {
             a_crashed_relay_is_taken_over
             a_crashed_relay_is_taken_over_without_order
             a_takeover_keeps_the_order_of_a_key
+            a_late_settle_beside_a_takeover_keeps_the_order
             three_lost_leases_make_an_event_travel_alone
             a_graceful_close_gives_back_at_once
             renewal_keeps_a_slow_delivery

@@ -2,7 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -10,8 +13,9 @@ use airtight_core::{
     Backoff, Capabilities, Delivery, Error, NewEvent, Outcome, Policy, Relay, Result, Sink, Source,
     queue::{Queue, QueueOptions},
     relay::{Stats, Summary},
+    state::State,
 };
-use airtight_testkit::memory_queue::MemoryStore;
+use airtight_testkit::{memory_queue::MemoryStore, wait::eventually};
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use tokio::{sync::watch, task::JoinHandle};
@@ -59,6 +63,7 @@ pub(crate) struct TestSink {
     deliver: Arc<Deliver>,
     open: Arc<Open>,
     arrived: Arc<Mutex<Vec<(String, i64)>>>,
+    hangs_in_close: bool,
 }
 
 impl TestSink {
@@ -70,6 +75,7 @@ impl TestSink {
             deliver: Arc::new(move |batch| Box::pin(deliver(batch))),
             open: Arc::new(|| Box::pin(async { Ok(()) })),
             arrived: Arc::default(),
+            hangs_in_close: false,
         }
     }
 
@@ -88,6 +94,11 @@ impl TestSink {
         open: impl Fn() -> F + Send + Sync + 'static,
     ) -> Self {
         self.open = Arc::new(move || Box::pin(open()));
+        self
+    }
+
+    pub(crate) fn hang_in_close(mut self) -> Self {
+        self.hangs_in_close = true;
         self
     }
 
@@ -115,6 +126,13 @@ impl Sink for TestSink {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         lock(&self.arrived).extend(batch.iter().map(|d| (d.event.aggregate_id.clone(), d.event.seq)));
         (self.deliver)(batch.to_vec()).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        if self.hangs_in_close {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
     }
 }
 
@@ -197,4 +215,25 @@ impl Running {
         self.task.abort();
         let _ = self.task.await;
     }
+}
+
+/// Waits until so many events are done, and nobody has broken the store's contract on the way.
+pub(crate) async fn all_done(store: &MemoryStore, count: usize) {
+    eventually(PATIENCE, "all events to be done", async || store.count(State::Done) == count).await;
+    assert_eq!(store.violations(), Vec::<String>::new());
+}
+
+/// A sink whose first call waits for the door and then answers with `first`; all others deliver.
+pub(crate) fn first_call(door: &Door, first: fn() -> Outcome) -> TestSink {
+    let (door, calls) = (door.clone(), Arc::new(AtomicUsize::new(0)));
+    TestSink::new(move |batch| {
+        let (door, call) = (door.clone(), calls.fetch_add(1, Ordering::SeqCst));
+        async move {
+            if call > 0 {
+                return vec![Outcome::Delivered; batch.len()];
+            }
+            door.pass().await;
+            batch.iter().map(|_| first()).collect()
+        }
+    })
 }

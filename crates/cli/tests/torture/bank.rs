@@ -1,0 +1,158 @@
+//! The business side: writers that commit a ledger row and its event together, or neither.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use airtight::{
+    NewEvent,
+    admin::Admin,
+    postgres::{PgOptions, PgOutbox},
+    sqlite::SqliteOutbox,
+};
+use airtight_testkit::postgres::TestDb;
+use uuid::Uuid;
+
+/// A database with a ledger and an outbox.
+#[derive(Clone)]
+pub(crate) enum Bank {
+    Postgres { db: Arc<TestDb>, outbox: PgOutbox },
+    Sqlite { path: PathBuf, outbox: SqliteOutbox },
+}
+
+/// One row of the ledger: the `n`-th of its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) id: String,
+    pub(crate) key: String,
+    pub(crate) n: i64,
+}
+
+const LEDGER: &str = "CREATE TABLE ledger (id TEXT PRIMARY KEY, account TEXT NOT NULL, n BIGINT NOT NULL)";
+
+impl Bank {
+    pub(crate) async fn postgres(name: &str) -> Option<Self> {
+        let db = TestDb::create(name).await?;
+        let outbox = PgOutbox::connect(&db.url(), PgOptions::default()).await.unwrap();
+        outbox.migrate().await.unwrap();
+        sqlx::query(LEDGER).execute(outbox.pool()).await.unwrap();
+        Some(Self::Postgres { db: Arc::new(db), outbox })
+    }
+
+    pub(crate) async fn sqlite(dir: &tempfile::TempDir) -> Self {
+        let path = dir.path().join("bank.db");
+        let outbox = SqliteOutbox::open(path.to_str().unwrap()).await.unwrap();
+        outbox.migrate().await.unwrap();
+        sqlx::query(LEDGER).execute(outbox.pool()).await.unwrap();
+        Self::Sqlite { path, outbox }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        match self {
+            Self::Postgres { db, .. } => db.url(),
+            Self::Sqlite { path, .. } => format!("sqlite:{}", path.display()),
+        }
+    }
+
+    pub(crate) fn admin(&self) -> &dyn Admin {
+        match self {
+            Self::Postgres { outbox, .. } => outbox,
+            Self::Sqlite { outbox, .. } => outbox,
+        }
+    }
+
+    /// One business transaction.
+    async fn transact(&self, key: &str, n: i64, commit: bool) {
+        let id = Uuid::now_v7();
+        let event = NewEvent::new("bank", "Moved", "Account", key)
+            .id(id)
+            .json(&serde_json::json!({"n": n, "committed": commit}))
+            .unwrap();
+        let insert = "INSERT INTO ledger (id, account, n) VALUES ($1, $2, $3)";
+        match self {
+            Self::Postgres { outbox, .. } => {
+                let mut tx = outbox.pool().begin().await.unwrap();
+                sqlx::query(insert).bind(id.to_string()).bind(key).bind(n).execute(&mut *tx).await.unwrap();
+                outbox.publish(&mut tx, &event).await.unwrap();
+                if commit { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+            }
+            Self::Sqlite { outbox, .. } => {
+                let mut tx = outbox.pool().begin_with("BEGIN IMMEDIATE").await.unwrap();
+                sqlx::query(insert).bind(id.to_string()).bind(key).bind(n).execute(&mut *tx).await.unwrap();
+                outbox.publish(&mut tx, &event).await.unwrap();
+                if commit { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+            }
+        }
+    }
+
+    /// What was committed.
+    pub(crate) async fn ledger(&self) -> Vec<Entry> {
+        let select = "SELECT id, account, n FROM ledger";
+        let rows: Vec<(String, String, i64)> = match self {
+            Self::Postgres { outbox, .. } => sqlx::query_as(select).fetch_all(outbox.pool()).await.unwrap(),
+            Self::Sqlite { outbox, .. } => sqlx::query_as(select).fetch_all(outbox.pool()).await.unwrap(),
+        };
+        rows.into_iter().map(|(id, key, n)| Entry { id, key, n }).collect()
+    }
+
+    /// Starts writers, each with keys of its own, so that the writers of a key are serialised.
+    pub(crate) fn start_writers(&self, writers: usize, keys: usize, pace: Duration) -> Writers {
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks = (0..writers)
+            .map(|writer| {
+                let (bank, stop) = (self.clone(), stop.clone());
+                tokio::spawn(async move {
+                    let mut counts: HashMap<String, i64> = HashMap::new();
+                    let mut pace = tokio::time::interval(pace);
+                    while !stop.load(Ordering::Relaxed) {
+                        pace.tick().await;
+                        let key = format!("w{writer}-k{}", fastrand::usize(..keys));
+                        let commit = fastrand::u8(..100) >= 15;
+                        let n = counts.entry(key.clone()).or_default();
+                        bank.transact(&key, *n + 1, commit).await;
+                        *n += i64::from(commit);
+                    }
+                })
+            })
+            .collect();
+        Writers { stop, tasks }
+    }
+}
+
+pub(crate) struct Writers {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Writers {
+    pub(crate) async fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            task.await.expect("writers do not fail");
+        }
+    }
+}
+
+/// Compares what arrived, in order of arrival, with what was committed.
+pub(crate) fn audit(ledger: &[Entry], arrived: &[Entry]) {
+    let committed: HashMap<&str, &Entry> = ledger.iter().map(|entry| (entry.id.as_str(), entry)).collect();
+    let mut seen: HashMap<&str, ()> = HashMap::new();
+    let mut last: HashMap<&str, i64> = HashMap::new();
+    for entry in arrived {
+        assert!(committed.contains_key(entry.id.as_str()), "phantom: {entry:?} was never committed");
+        if seen.insert(&entry.id, ()).is_some() {
+            continue;
+        }
+        let last = last.entry(&entry.key).or_default();
+        assert_eq!(entry.n, *last + 1, "out of order: {entry:?} came when {last} was the last of its key");
+        *last = entry.n;
+    }
+    let lost: Vec<&Entry> = ledger.iter().filter(|entry| !seen.contains_key(entry.id.as_str())).collect();
+    assert!(lost.is_empty(), "lost {} of {}: {:?}", lost.len(), ledger.len(), &lost[..lost.len().min(5)]);
+}

@@ -1,0 +1,13 @@
+//! The promises under violence: the real binary, killed, paused and restarted while transactions commit and
+//! roll back, on both stores. Each test is bounded in count and time.
+//!
+//! | file | what it shows |
+//! | --- | --- |
+//! | `bank` | the business side: serialised writers per key, some rolling back, and what they committed |
+//! | `kill` | one relay, killed with SIGKILL at least 50 times |
+//! | `relays` | three relays joining, leaving, killed and paused past their lease, before a flaky webhook |
+
+mod bank;
+mod kill;
+mod process;
+mod relays;
