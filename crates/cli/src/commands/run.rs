@@ -6,8 +6,8 @@ use std::{
 };
 
 use airtight::{Backoff, Class, Order, Policy, Relay, Sink, queue::QueueOptions, relay::Summary};
-use futures::{StreamExt, stream::FuturesUnordered};
 use serde::Serialize;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -75,8 +75,7 @@ async fn relay_all(
     stop: &CancellationToken,
     drain: bool,
 ) -> Outcome<Vec<(String, Summary)>> {
-    // Side by side in this task: what is heavy, deliveries and the database, has tasks of its own.
-    let mut relays = FuturesUnordered::new();
+    let mut relays = JoinSet::new();
     for (pipeline, sink) in plan.pipelines.iter().zip(sinks) {
         let streams = &pipeline.queue.streams;
         tracing::info!(
@@ -91,20 +90,24 @@ async fn relay_all(
             .policy(pipeline.policy.clone())
             .name(&pipeline.name);
         let (name, stop) = (pipeline.name.clone(), stop.clone());
-        relays.push(async move {
+        relays.spawn(async move {
             let summary = if drain { relay.drain(stop).await } else { relay.run(stop).await };
             (name, summary)
         });
     }
     let mut summaries = Vec::new();
     let mut failure = None;
-    while let Some((name, ended)) = relays.next().await {
+    while let Some(ended) = relays.join_next().await {
         match ended {
-            Ok(summary) => summaries.push((name, summary)),
-            Err(error) => {
+            Ok((name, Ok(summary))) => summaries.push((name, summary)),
+            Ok((name, Err(error))) => {
                 stop.cancel();
                 tracing::debug!(pipeline = name, code = error.code(), "the pipeline cannot go on");
                 failure.get_or_insert(Failure::from(error).context(format!("pipeline `{name}`")));
+            }
+            Err(error) => {
+                stop.cancel();
+                failure.get_or_insert(Failure::failed(format!("a pipeline crashed: {error}")));
             }
         }
     }
