@@ -238,7 +238,7 @@ mod tests {
         assert!(!ownership.is_lost());
         ownership.renew(long_ago, Duration::from_secs(1));
         assert!(!ownership.is_lost(), "a late renewal must not shorten a lease");
-        ownership.clone().lose();
+        ownership.lose();
         assert!(ownership.is_lost());
     }
 }

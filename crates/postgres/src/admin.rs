@@ -452,10 +452,10 @@ fn bind_filter<'q>(mut query: Query<'q>, filter: &Filter) -> Query<'q> {
         let states: Vec<String> = filter.states.iter().map(|state| state.as_str().to_owned()).collect();
         query = query.bind(states);
     }
-    for value in [&filter.stream, &filter.event_type, &filter.aggregate_id, &filter.error_code] {
-        if let Some(value) = value {
-            query = query.bind(value.clone());
-        }
+    for value in
+        [&filter.stream, &filter.event_type, &filter.aggregate_id, &filter.error_code].into_iter().flatten()
+    {
+        query = query.bind(value.clone());
     }
     match filter.after_seq {
         Some(after) => query.bind(after),

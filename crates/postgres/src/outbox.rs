@@ -8,7 +8,7 @@ use airtight_core::{
     table::{TableSpec, quote},
 };
 use sqlx::{
-    PgConnection, PgPool, Postgres, Transaction,
+    ConnectOptions, PgConnection, PgPool, Postgres, Transaction,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -89,7 +89,7 @@ impl PgOutbox {
         }
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections.max(1))
-            .acquire_timeout(Duration::from_secs(10))
+            .acquire_timeout(Duration::from_secs(5))
             .idle_timeout(Duration::from_secs(300))
             // A broken connection shows itself at the next statement, which is repeated anyway.
             .test_before_acquire(false)
@@ -149,13 +149,36 @@ impl PgOutbox {
         if self.pooled {
             self.begin().await
         } else {
-            Ok(Conn::Plain(self.pool.acquire().await.map_err(doing("connecting"))?))
+            match self.pool.acquire().await {
+                Ok(connection) => Ok(Conn::Plain(connection)),
+                Err(error) => Err(self.why_not(error).await),
+            }
         }
     }
 
     /// A connection with a transaction open on it.
     pub(crate) async fn begin(&self) -> Result<Conn> {
-        Ok(Conn::Transaction(self.pool.begin().await.map_err(doing("connecting"))?))
+        match self.pool.begin().await {
+            Ok(transaction) => Ok(Conn::Transaction(transaction)),
+            Err(error) => Err(self.why_not(error).await),
+        }
+    }
+
+    /// Why there is no connection. The pool tries on until its time is over and then says only that; one plain
+    /// attempt says what the server said.
+    async fn why_not(&self, error: sqlx::Error) -> Error {
+        if !matches!(error, sqlx::Error::PoolTimedOut) {
+            return doing("connecting")(error);
+        }
+        let options = self.pool.connect_options();
+        match tokio::time::timeout(Duration::from_secs(2), options.connect()).await {
+            Ok(Err(cause)) => doing("connecting")(cause),
+            Ok(Ok(_)) => Error::retryable(
+                "pool_exhausted",
+                format!("all {} connections of the pool are busy", self.options.max_connections),
+            ),
+            Err(_) => doing("connecting")(error),
+        }
     }
 }
 

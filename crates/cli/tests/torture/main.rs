@@ -7,6 +7,8 @@
 //! | `kill` | one relay, killed with SIGKILL at least 50 times |
 //! | `relays` | three relays joining, leaving, killed and paused past their lease, before a flaky webhook |
 
+#![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
+
 mod bank;
 mod kill;
 mod process;
