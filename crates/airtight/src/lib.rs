@@ -18,3 +18,20 @@ pub use airtight_postgres as postgres;
 pub use airtight_sqlite as sqlite;
 #[cfg(feature = "webhook")]
 pub use airtight_webhook as webhook;
+
+/// Every Rust example of the documents, and the programs under `examples`, as doc tests: what no longer compiles
+/// fails in CI.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/semantics.md")]
+    struct Semantics;
+    #[doc = include_str!("../../../docs/adding-a-sink.md")]
+    struct AddingASink;
+
+    #[doc = concat!("```\n", include_str!("../../../examples/in_process.rs"), "\n```")]
+    struct InProcess;
+    #[doc = concat!("```no_run\n", include_str!("../../../examples/postgres_webhook.rs"), "\n```")]
+    struct PostgresWebhook;
+}
