@@ -119,6 +119,12 @@ pub(crate) struct MigrateArgs {
     /// Print the SQL instead of running it, for those who apply it by hand
     #[arg(long)]
     pub(crate) print: bool,
+    /// PostgreSQL: wake relays at every insert; costs a lock at commit, and such transactions cannot be prepared
+    #[arg(long, conflicts_with = "no_notify")]
+    pub(crate) notify: bool,
+    /// PostgreSQL: no longer wake relays; they poll [default: leave it as it is]
+    #[arg(long)]
+    pub(crate) no_notify: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -63,6 +63,12 @@ impl Target {
         Ok(Self { url, database })
     }
 
+    /// Whether `migrate` is to make the outbox notify.
+    pub(crate) fn set_notify(&mut self, notify: bool) -> Outcome {
+        self.database.notify = Some(notify);
+        if matches!(self.url, DatabaseUrl::Sqlite(_)) { refuse_for_sqlite(&self.database) } else { Ok(()) }
+    }
+
     /// The same from a command's arguments alone, its config read if there is one.
     pub(crate) fn from_args(args: &DatabaseArgs) -> Outcome<Self> {
         let config = args.config.as_deref().map(Config::load).transpose()?;
@@ -110,7 +116,7 @@ impl Target {
             DatabaseUrl::Sqlite(_) => SqliteOutbox::migration_sql(),
             DatabaseUrl::Postgres(_) => {
                 let options = pg_options(&self.database);
-                PgOutbox::migration_sql(&options.schema, &options.table)
+                PgOutbox::migration_sql(&options.schema, &options.table, options.notify == Some(true))
             }
         }
     }
@@ -170,9 +176,7 @@ fn pg_options(database: &Database) -> PgOptions {
     if let Some(connections) = database.max_connections {
         options.max_connections = connections;
     }
-    if let Some(notify) = database.notify {
-        options.notify = notify;
-    }
+    options.notify = database.notify;
     if let Some(listen) = database.listen {
         options.listen = listen;
     }

@@ -33,6 +33,8 @@ pub mod source;
 pub mod state;
 pub mod table;
 
+/// For implementing [`Source`] and [`Sink`].
+pub use async_trait::async_trait;
 pub use backoff::Backoff;
 pub use dispatch::Dispatcher;
 pub use error::{Class, Error, Result};
@@ -40,3 +42,5 @@ pub use event::{Event, NewEvent, Op, Payload, Published};
 pub use relay::{Order, Policy, Relay};
 pub use sink::{Capabilities, Outcome, Sink};
 pub use source::{Backlog, Batch, Delivery, Limits, Ownership, Position, Settlement, Source, Verdict};
+/// For [`Relay::run`].
+pub use tokio_util::sync::CancellationToken;

@@ -40,6 +40,11 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
             Error::permanent("not_migrated", text(": run `airtight migrate`, or correct the table's name"))
         }
         "42703" => Error::permanent("bad_column", text(": the table does not fit its mapping")),
+        // Statements that another session prepared, or that this one did elsewhere: a transaction pooler.
+        "42P05" | "26000" => Error::permanent(
+            "pooler",
+            text(": behind a transaction pooler, add `?statement-cache-capacity=0` to the URL"),
+        ),
         "25006" => Error::unavailable("read_only", text(": this is a standby or a read-only session")),
         // Bad data, violated constraints: the same statement never succeeds.
         code if code.starts_with("22") || code.starts_with("23") || code.starts_with("42") => {

@@ -31,8 +31,8 @@ pub struct PgOptions {
     /// Where to listen, if not at the same URL: a listener needs a session, which a transaction pooler does
     /// not give.
     pub listen_url: Option<String>,
-    /// Whether the outbox is to notify; a trigger that `migrate` adds or removes.
-    pub notify: bool,
+    /// Whether the outbox is to notify: a trigger that `migrate` adds or removes, or leaves as it is.
+    pub notify: Option<bool>,
     /// Off behind a transaction pooler: every statement then runs unnamed, in a transaction of its own.
     /// `?statement-cache-capacity=0` in the URL does the same.
     pub prepared_statements: bool,
@@ -47,7 +47,7 @@ impl Default for PgOptions {
             max_connections: 5,
             listen: true,
             listen_url: None,
-            notify: false,
+            notify: None,
             prepared_statements: true,
         }
     }

@@ -88,13 +88,16 @@ impl Names<'_> {
 
 impl PgOutbox {
     /// Everything `migrate` would run on an empty database, for those who apply SQL by hand.
-    pub fn migration_sql(schema: &str, table: &str) -> String {
+    pub fn migration_sql(schema: &str, table: &str, notify: bool) -> String {
         let names = Names { schema, table };
         let mut sql = format!("BEGIN;\n\n{}\n", names.bookkeeping());
         for (version, scope, name, text) in MIGRATIONS {
             sql.push_str(&format!("-- {version}: {name}\n{}\n", names.fill(text)));
             sql.push_str(&names.record(version, scope));
             sql.push('\n');
+        }
+        if notify {
+            sql.push_str(&format!("{}\n", names.notify(true)));
         }
         sql.push_str("COMMIT;\n");
         sql
@@ -138,14 +141,12 @@ impl PgOutbox {
             run(&mut conn, names.record(version, scope), "migrating").await?;
             done.push(format!("{}: applied {version} ({name})", self.options.schema));
         }
-        if self.options.spec.is_none() {
-            let there = self.is_notifying(&mut conn).await?;
-            if there != self.options.notify {
-                run(&mut conn, names.notify(self.options.notify), "setting up NOTIFY").await?;
-                let what =
-                    if self.options.notify { "notifies on every insert" } else { "no longer notifies" };
-                done.push(format!("{} {what}", self.spec.display_name()));
-            }
+        if let (None, Some(wanted)) = (&self.options.spec, self.options.notify)
+            && self.is_notifying(&mut conn).await? != wanted
+        {
+            run(&mut conn, names.notify(wanted), "setting up NOTIFY").await?;
+            let what = if wanted { "notifies on every insert" } else { "no longer notifies" };
+            done.push(format!("{} {what}", self.spec.display_name()));
         }
         conn.commit().await?;
         Ok(done)

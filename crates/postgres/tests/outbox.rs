@@ -1,5 +1,7 @@
 //! What is PostgreSQL's own: publishing in four ways, migrations, HOT claims, bad rows, wake-ups, errors.
 
+#![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
+
 mod support;
 
 use std::time::{Duration, Instant};
@@ -46,18 +48,18 @@ async fn four_ways_to_publish_all_bound_to_the_transaction() {
         outbox.publish(&mut tx, &event("sqlx", 1)).await.unwrap();
         outbox.publish_many(&mut tx, &[event("sqlx", 2), event("sqlx", 3)]).await.unwrap();
         if commit {
-            tx.commit().await.unwrap()
+            tx.commit().await.unwrap();
         } else {
-            tx.rollback().await.unwrap()
+            tx.rollback().await.unwrap();
         }
 
         let tx = client.transaction().await.unwrap();
         outbox.publish_tokio(&tx, &event("tokio", 1)).await.unwrap();
         outbox.publish_many_tokio(&tx, &[event("tokio", 2), event("tokio", 3)]).await.unwrap();
         if commit {
-            tx.commit().await.unwrap()
+            tx.commit().await.unwrap();
         } else {
-            tx.rollback().await.unwrap()
+            tx.rollback().await.unwrap();
         }
 
         let mut tx = outbox.pool().begin().await.unwrap();
@@ -163,7 +165,7 @@ async fn the_printed_sql_does_what_migrate_does() {
     let Some(db) = TestDb::create("migrate_print").await else { return };
     let pool = db.pool(2).await;
     for (schema, table) in [("airtight", "outbox"), ("My \"Schema\"", "second")] {
-        let sql = PgOutbox::migration_sql(schema, table);
+        let sql = PgOutbox::migration_sql(schema, table, false);
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&pool).await.unwrap();
         let options = PgOptions { schema: schema.into(), table: table.into(), ..PgOptions::default() };
         let outbox = PgOutbox::with_pool(pool.clone(), options).unwrap();
@@ -269,7 +271,7 @@ async fn a_row_that_cannot_be_an_event_is_dead_and_the_others_go_on() {
 
 #[tokio::test]
 async fn notify_wakes_an_idle_relay_long_before_the_next_poll() {
-    let options = PgOptions { notify: true, ..PgOptions::default() };
+    let options = PgOptions { notify: Some(true), ..PgOptions::default() };
     let Some(sut) = Canonical::with("notify", options).await else { return };
     let sink = MemorySink::new();
     let stop = CancellationToken::new();

@@ -1,5 +1,7 @@
 //! The conformance suite for sources, on a real SQLite file.
 
+#![allow(clippy::unwrap_used, reason = "all of it is test code")]
+
 use std::sync::Arc;
 
 use airtight_core::{NewEvent, Published, Source, admin::Admin, queue::QueueOptions};

@@ -4,14 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "this whole file is a test")]
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use airtight_core::{
     Capabilities, Class, Delivery, Dispatcher, Error, Event, Outcome, Position, Sink,
-    sinks::{FileSink, MemorySink, memory::sample_event},
+    sinks::{FileSink, MemorySink, StdoutSink, memory::sample_event},
 };
 use airtight_testkit::{
     faults::{Fault, FaultySink, Gate, Odds},
@@ -65,6 +65,13 @@ async fn memory_behind_faults_conforms() {
     conformance(Memory(FaultySink::new(MemorySink::new()))).await;
 }
 
+/// One envelope a line.
+fn read_envelopes(path: &Path) -> Vec<Received> {
+    let text = std::fs::read(path).unwrap();
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    lines.map(|line| Received::from_envelope(line).expect("every line is an envelope")).collect()
+}
+
 struct File {
     dir: tempfile::TempDir,
 }
@@ -88,9 +95,7 @@ impl SinkUnderTest for File {
     }
 
     async fn received(&self) -> Vec<Received> {
-        let text = std::fs::read(self.home().join("events.ndjson")).unwrap();
-        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        lines.map(|line| Received::from_envelope(line).expect("every line is an envelope")).collect()
+        read_envelopes(&self.home().join("events.ndjson"))
     }
 
     fn hooks(&self) -> Hooks {
@@ -111,6 +116,30 @@ async fn file_conforms() {
     let file = File { dir: tempfile::tempdir().unwrap() };
     std::fs::create_dir(file.home()).unwrap();
     conformance(file).await;
+}
+
+/// Standard output with a file in its place.
+struct Stdout {
+    file: tempfile::NamedTempFile,
+}
+
+#[async_trait]
+impl SinkUnderTest for Stdout {
+    type Sink = StdoutSink;
+
+    async fn sink(&self) -> StdoutSink {
+        let file = std::fs::OpenOptions::new().append(true).open(self.file.path()).unwrap();
+        StdoutSink::to(tokio::fs::File::from_std(file))
+    }
+
+    async fn received(&self) -> Vec<Received> {
+        read_envelopes(self.file.path())
+    }
+}
+
+#[tokio::test]
+async fn stdout_conforms() {
+    conformance(Stdout { file: tempfile::NamedTempFile::new().unwrap() }).await;
 }
 
 #[derive(Default)]

@@ -5,7 +5,10 @@ use serde_json::json;
 use crate::{args::MigrateArgs, errors::Outcome, output, wiring::Target};
 
 pub(crate) async fn run(args: &MigrateArgs) -> Outcome {
-    let target = Target::from_args(&args.database)?;
+    let mut target = Target::from_args(&args.database)?;
+    if args.notify || args.no_notify {
+        target.set_notify(args.notify)?;
+    }
     if args.print {
         let sql = target.migration_sql();
         return output::line(sql.trim_end());

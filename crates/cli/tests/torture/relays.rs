@@ -141,6 +141,8 @@ async fn chaos(bank: &Bank, dir: &Path) {
     for (_, relay) in &mut relays {
         relay.stop();
     }
+    let dead: u64 = bank.admin().status().await.unwrap().streams.iter().map(|s| s.dead + s.unknown).sum();
+    assert_eq!(dead, 0);
     let seen = seen.lock().unwrap();
     println!(
         "{done:?}; {} committed, {} accepted, {} refused, {} of {names} relays worked",
@@ -153,6 +155,4 @@ async fn chaos(bank: &Bank, dir: &Path) {
     audit(&ledger, &seen.accepted);
     // Newcomers may be killed before they own anything; most are not.
     assert!(seen.workers.len() * 2 >= names, "only {} of {names} relays got work", seen.workers.len());
-    let dead: u64 = bank.admin().status().await.unwrap().streams.iter().map(|s| s.dead + s.unknown).sum();
-    assert_eq!(dead, 0);
 }

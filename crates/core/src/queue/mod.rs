@@ -76,10 +76,11 @@ impl QueueOptions {
             Order::Total => 1,
         };
         let names = if streams.is_empty() { "*".to_owned() } else { streams.join(",") };
+        let on_dead = if self.block_on_dead { "/block" } else { "" };
         Member {
             id: Uuid::new_v4(),
             host: host_name(),
-            group: format!("{}/{partitions}:{names}", self.order.as_str()),
+            group: format!("{}/{partitions}{on_dead}:{names}", self.order.as_str()),
             streams,
             order: self.order,
             block_on_dead: self.block_on_dead,

@@ -75,7 +75,7 @@ pub struct Member {
     pub id: Uuid,
     /// Where it runs, for people.
     pub host: String,
-    /// Which relays share partitions: those with the same order and streams.
+    /// Which relays share partitions: those with the same order, streams and policy for dead events.
     pub group: String,
     /// The streams it reads; empty for all.
     pub streams: Vec<String>,

@@ -31,7 +31,7 @@ macro_rules! counters {
 counters!(
     /// Events that the source handed out, repeats included.
     fetched,
-    /// Delivered and settled.
+    /// Delivered by this relay, repeats and those whose settle was refused included.
     delivered,
     /// Failed, to be tried again.
     retried,

@@ -1,22 +1,31 @@
 //! One JSON envelope a line on standard output.
 
 use async_trait::async_trait;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use crate::{Capabilities, Delivery, Error, Outcome, Sink, envelope};
 
 /// Writes envelopes to standard output. Whoever reads the pipe has the event once it was flushed there;
 /// nothing is promised beyond that.
-#[derive(Debug, Default)]
 pub struct StdoutSink {
-    // Two writers would interleave lines.
-    turn: tokio::sync::Mutex<()>,
+    out: tokio::sync::Mutex<Box<dyn AsyncWrite + Send + Unpin>>,
 }
 
 impl StdoutSink {
     /// A sink on this process's standard output.
     pub fn new() -> Self {
-        Self::default()
+        Self::to(tokio::io::stdout())
+    }
+
+    /// The same on anything else that takes bytes.
+    pub fn to(out: impl AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self { out: tokio::sync::Mutex::new(Box::new(out)) }
+    }
+}
+
+impl Default for StdoutSink {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -27,14 +36,13 @@ impl Sink for StdoutSink {
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let _turn = self.turn.lock().await;
         let mut lines = Vec::new();
         for delivery in batch {
             envelope::write_line(&mut lines, &delivery.event);
         }
-        let mut stdout = tokio::io::stdout();
-        let written = match stdout.write_all(&lines).await {
-            Ok(()) => stdout.flush().await,
+        let mut out = self.out.lock().await;
+        let written = match out.write_all(&lines).await {
+            Ok(()) => out.flush().await,
             error => error,
         };
         match written {

@@ -73,6 +73,12 @@ impl QueueStore for PgQueue {
 
     async fn join(&self, member: &Member) -> Result<()> {
         let columns = self.columns()?;
+        if columns.is_fast() && member.partitions > fast::SLOTS {
+            return Err(airtight_core::Error::permanent(
+                "too_many_partitions",
+                format!("{} partitions asked for; this table has {} at most", member.partitions, fast::SLOTS),
+            ));
+        }
         membership::join(&self.outbox, columns, member).await?;
         if columns.is_fast() && member.order != Order::Key {
             // Held by a group with order, which is gone: nobody else would free them.

@@ -1,6 +1,6 @@
 //! Outboxes to test on: the canonical table, and one of an application that knows nothing of airtight.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its share")]
 
 mod transfer;
 
