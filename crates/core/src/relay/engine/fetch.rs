@@ -1,0 +1,127 @@
+//! Fetching: when to ask the source, for how much, and what to do with what comes.
+
+use futures::FutureExt;
+
+use super::{Engine, SOURCE_BACKOFF, log_failure};
+use crate::{
+    Batch, Class, Error, Limits, Result, Verdict,
+    relay::{judge, lanes::Queued, stats::add},
+};
+
+pub(super) enum Fetched {
+    Batch(u64, Result<Batch>),
+    Backlog(Result<crate::Backlog>),
+    Waited,
+}
+
+impl Engine {
+    pub(super) fn start_fetch(&mut self) {
+        if self.fetch.is_some() || self.circuit.open_until().is_some() {
+            return;
+        }
+        if self.held.values().any(|hold| hold.unsettled > 0) {
+            return;
+        }
+        let source = self.source.clone();
+        if self.idle {
+            self.idle = false;
+            let poll = self.policy.poll;
+            let wait = async move {
+                source.wait(poll).await;
+                Fetched::Waited
+            };
+            self.fetch = Some(wait.boxed());
+            self.waiting = true;
+            return;
+        }
+        let Some(limits) = self.room() else { return };
+        self.fetches += 1;
+        let fetch = self.fetches;
+        self.fetch = Some(async move { Fetched::Batch(fetch, source.next(limits).await) }.boxed());
+    }
+
+    /// How much may be fetched; none while there is less room than is worth a round trip.
+    pub(super) fn room(&self) -> Option<Limits> {
+        if self.circuit.is_probing() {
+            let limits = Limits { events: 1, bytes: self.policy.in_flight_bytes };
+            return (self.events == 0).then_some(limits);
+        }
+        // What is delivered but not settled is held by the source for us: it counts, or a source whose settles
+        // do not get through would be claimed to the last row.
+        let held = self.events + self.unsettled.len() + self.settling;
+        let events = self.policy.in_flight_events.saturating_sub(held).min(self.policy.batch_events);
+        let bytes = self.policy.in_flight_bytes.saturating_sub(self.bytes);
+        let worth_it = events * 2 >= self.policy.batch_events && bytes * 4 >= self.policy.in_flight_bytes;
+        (held == 0 || worth_it).then_some(Limits { events: events.max(1), bytes: bytes.max(1) })
+    }
+
+    pub(super) fn on_fetched(&mut self, fetched: Fetched) {
+        self.waiting = false;
+        match fetched {
+            Fetched::Waited => {}
+            Fetched::Backlog(Ok(backlog)) => {
+                if backlog.unfinished <= backlog.blocked && self.is_quiet() {
+                    self.stop(None);
+                } else {
+                    self.idle = true;
+                }
+            }
+            Fetched::Batch(fetch, Ok(batch)) => {
+                self.fetch_failures = 0;
+                self.accept(fetch, batch);
+            }
+            Fetched::Batch(_, Err(error)) | Fetched::Backlog(Err(error)) => self.on_source_error(error),
+        }
+    }
+
+    pub(super) fn on_source_error(&mut self, error: Error) {
+        if error.class() == Class::Permanent {
+            tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
+            self.stop(Some(error));
+            return;
+        }
+        self.fetch_failures += 1;
+        let wait = SOURCE_BACKOFF.after(self.fetch_failures);
+        tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot read the outbox; trying again in {wait:.1?}");
+        if !self.stopping {
+            self.fetch = Some(tokio::time::sleep(wait).map(|()| Fetched::Waited).boxed());
+            self.waiting = true;
+        }
+    }
+
+    pub(super) fn accept(&mut self, fetch: u64, batch: Batch) {
+        self.held.retain(|_, hold| !hold.is_known_to(fetch));
+        if batch.is_empty() {
+            if self.drain && self.is_quiet() {
+                let source = self.source.clone();
+                self.fetch = Some(async move { Fetched::Backlog(source.backlog().await) }.boxed());
+            } else {
+                self.idle = true;
+            }
+            return;
+        }
+        add(&self.stats.fetched, batch.deliveries.len() + batch.rejects.len());
+        for reject in batch.rejects {
+            tracing::error!(
+                pipeline = self.name, eventId = reject.id, code = reject.error.code(), error = %reject.error,
+                "row cannot be an event; dead"
+            );
+            let lane = reject.key.as_deref().and_then(|key| self.lanes.lane(key));
+            self.push_verdict(reject.position, lane, Verdict::Dead { error: reject.error });
+        }
+        let unwanted = self.stopping || self.circuit.open_until().is_some();
+        for delivery in batch.deliveries {
+            let lane = self.lanes.lane(&delivery.event.aggregate_id);
+            if unwanted || lane.is_some_and(|lane| self.held.contains_key(&lane)) {
+                self.push_verdict(delivery.position, lane, Verdict::Released);
+            } else if let Some(error) = judge::crashed_too_often(&delivery, &self.policy) {
+                log_failure(&self.name, &delivery.event, &error, "dead: it may crash relays");
+                self.push_verdict(delivery.position, lane, Verdict::Dead { error });
+            } else {
+                let size = delivery.event.size();
+                self.grow(1, size);
+                self.lanes.push(Queued { delivery, ownership: batch.ownership.clone(), size });
+            }
+        }
+    }
+}

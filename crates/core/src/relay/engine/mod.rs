@@ -1,0 +1,362 @@
+//! The loop itself; see the module above for its shape. What it does with each thing that happens is in the
+//! modules below.
+
+mod deliver;
+mod fetch;
+mod settle;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use tokio::{task::JoinSet, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    deliver::Delivered,
+    fetch::Fetched,
+    settle::{Hold, SettleDone, Then},
+};
+use super::{
+    Policy, Relay, Stats,
+    circuit::Circuit,
+    lanes::{Lane, Lanes, Queued},
+};
+use crate::{
+    Backoff, Capabilities, Class, Error, Position, Result, Settlement, Sink, Source, Verdict, event::Event,
+};
+
+/// How long leaving may take, and what of a claim or a settle is under way, beyond the grace for deliveries. A
+/// relay that hangs for ever at its end would renew for ever, too, and keep its partitions from everyone.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits between tries of a source that fails.
+const SOURCE_BACKOFF: Backoff =
+    Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
+
+pub(super) struct Engine {
+    source: Arc<dyn Source>,
+    sink: Arc<dyn Sink>,
+    policy: Policy,
+    caps: Capabilities,
+    stats: Arc<Stats>,
+    name: String,
+    drain: bool,
+
+    lanes: Lanes,
+    deliveries: JoinSet<Delivered>,
+    /// What is being delivered, to give it back if a shutdown cannot wait for it.
+    delivering: HashMap<u64, Vec<Position>>,
+    next_call: u64,
+    circuit: Circuit,
+    /// The sink is being opened again, which may take long and must hold up nothing else.
+    reopen: Option<BoxFuture<'static, Result<()>>>,
+
+    fetch: Option<BoxFuture<'static, Fetched>>,
+    fetches: u64,
+    fetch_failures: u32,
+    /// The last fetch found nothing: wait before the next.
+    idle: bool,
+    /// The fetch under way is only a wait, which may be dropped; a claim may not.
+    waiting: bool,
+
+    /// Verdicts that wait to be settled.
+    unsettled: Vec<(Settlement, Then)>,
+    settle: Option<BoxFuture<'static, SettleDone>>,
+    settle_failures: u32,
+    /// How many verdicts the settle under way has.
+    settling: usize,
+    /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
+    held: HashMap<Lane, Hold>,
+    /// Lanes that go on, once the source knows that an event of theirs is dead or unknown, with the number of
+    /// such verdicts on their way. A crash before that brings the event again, and if it was delivered then, it
+    /// must not come after what is behind it.
+    ending: HashMap<Lane, usize>,
+
+    events: usize,
+    bytes: usize,
+    stopping: bool,
+    /// Set once nothing more can be done: why the relay stops.
+    fatal: Option<Error>,
+}
+
+impl Engine {
+    pub(super) fn new(relay: Relay, drain: bool) -> Self {
+        let caps = relay.sink.capabilities();
+        Self {
+            lanes: Lanes::new(relay.policy.order),
+            circuit: Circuit::new(relay.policy.circuit),
+            source: relay.source,
+            sink: relay.sink,
+            policy: relay.policy,
+            caps,
+            stats: relay.stats,
+            name: relay.name,
+            drain,
+            deliveries: JoinSet::new(),
+            delivering: HashMap::new(),
+            next_call: 0,
+            reopen: None,
+            fetch: None,
+            fetches: 0,
+            fetch_failures: 0,
+            idle: false,
+            waiting: false,
+            unsettled: Vec::new(),
+            settle: None,
+            settle_failures: 0,
+            settling: 0,
+            held: HashMap::new(),
+            ending: HashMap::new(),
+            events: 0,
+            bytes: 0,
+            stopping: false,
+            fatal: None,
+        }
+    }
+
+    pub(super) async fn run(mut self, shutdown: CancellationToken) -> Result<()> {
+        if !self.open(&shutdown).await? {
+            return Ok(());
+        }
+        let mut give_up_at = None;
+        let mut end_at = None;
+        loop {
+            if !self.stopping {
+                self.start_fetch();
+                self.start_deliveries();
+            }
+            self.start_settle();
+            if self.stopping && self.is_quiet() {
+                break;
+            }
+
+            if self.stopping && end_at.is_none() {
+                end_at = Some(Instant::now() + self.policy.grace + LEAVE_TIMEOUT);
+            }
+            let closed = self.stopping || self.reopen.is_some();
+            let circuit_timer = self.circuit.open_until().filter(|_| !closed);
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled(), if !self.stopping => {
+                    self.stop(None);
+                    give_up_at = Some(Instant::now() + self.policy.grace);
+                }
+                Some(delivered) = self.deliveries.join_next(), if !self.deliveries.is_empty() => {
+                    // The task cannot panic (the sink's panics are caught inside) and is aborted only below.
+                    if let Ok(delivered) = delivered {
+                        self.on_delivered(delivered);
+                    }
+                }
+                done = poll_option(&mut self.settle) => self.on_settled(done),
+                fetched = poll_option(&mut self.fetch) => self.on_fetched(fetched),
+                opened = poll_option(&mut self.reopen) => self.on_reopened(opened),
+                () = sleep_until(circuit_timer) => {
+                    let sink = self.sink.clone();
+                    self.reopen = Some(async move { sink.open().await }.boxed());
+                }
+                () = sleep_until(give_up_at), if give_up_at.is_some() => {
+                    give_up_at = None;
+                    self.abandon_deliveries();
+                }
+                () = sleep_until(end_at) => {
+                    tracing::warn!(
+                        pipeline = self.name,
+                        "the source does not answer; stopping without it: leases will run out by themselves"
+                    );
+                    break;
+                }
+            }
+            if self.stopping && give_up_at.is_none() && !self.deliveries.is_empty() {
+                give_up_at = Some(Instant::now() + self.policy.grace);
+            }
+        }
+        self.close().await;
+        self.fatal.map_or(Ok(()), Err)
+    }
+
+    /// Opens both ends. A source that is away is waited for; wrong credentials are not.
+    async fn open(&mut self, shutdown: &CancellationToken) -> Result<bool> {
+        let mut failures = 0;
+        loop {
+            let opened = tokio::select! {
+                () = shutdown.cancelled() => None,
+                opened = self.source.open() => Some(opened),
+            };
+            let Some(opened) = opened else {
+                self.leave().await;
+                return Ok(false);
+            };
+            let Err(error) = opened else { break };
+            failures += 1;
+            if error.class() != Class::Retryable {
+                self.leave().await;
+                return Err(error);
+            }
+            let wait = SOURCE_BACKOFF.after(failures);
+            tracing::warn!(pipeline = self.name, %error, "the source is not there yet; trying again in {wait:.1?}");
+            // The next round sees a shutdown.
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+        let opened = tokio::select! {
+            () = shutdown.cancelled() => None,
+            opened = self.sink.open() => Some(opened),
+        };
+        match opened {
+            Some(Ok(())) => Ok(true),
+            Some(Err(error)) if error.class() != Class::Permanent => {
+                self.open_circuit(&error);
+                Ok(true)
+            }
+            // The place among the relays is given back before anything is reported.
+            ended => {
+                self.leave().await;
+                ended.map_or(Ok(false), |opened| opened.map(|()| false))
+            }
+        }
+    }
+
+    /// Gives back what waits in a lane whose head was not delivered.
+    fn clear_lane(&mut self, lane: Option<Lane>) {
+        let Some(lane) = lane else { return };
+        let waiting = self.lanes.clear_lane(lane);
+        self.release(waiting);
+    }
+
+    fn release_waiting(&mut self) {
+        let waiting = self.lanes.clear();
+        self.release(waiting);
+    }
+
+    fn release(&mut self, waiting: Vec<Queued>) {
+        for queued in waiting {
+            self.shrink(1, queued.size);
+            let lane = self.lanes.lane(&queued.delivery.event.aggregate_id);
+            self.push_verdict(queued.delivery.position, lane, Verdict::Released);
+        }
+    }
+
+    fn grow(&mut self, events: usize, bytes: usize) {
+        self.events += events;
+        self.bytes += bytes;
+        self.publish_size();
+        self.stats.peak_bytes.fetch_max(self.bytes as u64, Ordering::Relaxed);
+    }
+
+    fn shrink(&mut self, events: usize, bytes: usize) {
+        self.events -= events;
+        self.bytes -= bytes;
+        self.publish_size();
+    }
+
+    fn publish_size(&self) {
+        self.stats.in_flight_events.store(self.events as u64, Ordering::Relaxed);
+        self.stats.in_flight_bytes.store(self.bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Nothing is held, under way or waiting to be settled.
+    fn is_quiet(&self) -> bool {
+        self.events == 0
+            && self.deliveries.is_empty()
+            && self.unsettled.is_empty()
+            && self.settle.is_none()
+            && (!self.stopping || self.fetch.is_none())
+    }
+
+    fn stop(&mut self, fatal: Option<Error>) {
+        self.stopping = true;
+        self.fatal = self.fatal.take().or(fatal);
+        self.release_waiting();
+        self.reopen = None;
+        if self.waiting {
+            self.fetch = None;
+        }
+    }
+
+    fn abandon_deliveries(&mut self) {
+        self.deliveries.abort_all();
+        let abandoned = std::mem::take(&mut self.delivering);
+        let positions: Vec<Position> = abandoned.into_values().flatten().collect();
+        if !positions.is_empty() {
+            tracing::warn!(
+                pipeline = self.name,
+                events = positions.len(),
+                "deliveries still under way at shutdown are given back"
+            );
+        }
+        for position in positions {
+            self.push_verdict(position, None, Verdict::Released);
+        }
+        (self.events, self.bytes) = (0, 0);
+        self.publish_size();
+    }
+
+    /// Closes both ends. These take `&mut`, since a shared reference across an await would keep the relay from
+    /// being spawned.
+    async fn close(&mut self) {
+        // A claim that hangs holds on to the source.
+        (self.fetch, self.settle) = (None, None);
+        self.leave().await;
+        match tokio::time::timeout(LEAVE_TIMEOUT, self.sink.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
+            }
+            Err(_) => tracing::warn!(pipeline = self.name, "the sink did not close in time"),
+        }
+    }
+
+    async fn leave(&mut self) {
+        match tokio::time::timeout(LEAVE_TIMEOUT, self.source.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(pipeline = self.name, %error, "could not leave cleanly: leases will run out by themselves");
+            }
+            Err(_) => {
+                tracing::warn!(
+                    pipeline = self.name,
+                    "could not leave in time: leases will run out by themselves"
+                );
+            }
+        }
+    }
+}
+
+async fn poll_option<T>(slot: &mut Option<BoxFuture<'static, T>>) -> T {
+    match slot {
+        Some(future) => {
+            let value = future.await;
+            *slot = None;
+            value
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn log_failure(pipeline: &str, event: &Event, error: &Error, what: &str) {
+    tracing::warn!(
+        pipeline,
+        traceId = event.trace_id(),
+        eventId = event.id,
+        stream = event.stream,
+        eventType = event.event_type,
+        aggregateType = event.aggregate_type,
+        aggregateId = event.aggregate_id,
+        code = error.code(),
+        %error,
+        "{what}"
+    );
+}

@@ -1,0 +1,171 @@
+//! Settling: verdicts on their way to the source, and what follows for their lanes once it knows.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+
+use super::{Engine, SOURCE_BACKOFF};
+use crate::{
+    Class, Position, Result, Settlement, Source, Verdict,
+    relay::{judge, lanes::Lane, stats::add},
+    source::Settled,
+};
+
+/// The most verdicts in one settle: bounds the statement, not the throughput.
+const SETTLE_BATCH: usize = 4_000;
+
+pub(super) struct SettleDone {
+    settlements: Vec<Settlement>,
+    thens: Vec<Then>,
+    result: Result<Settled>,
+}
+
+/// What follows for a lane when a verdict is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    Nothing,
+    /// The source holds it from now on.
+    Held(Lane),
+    /// It goes on.
+    GoOn(Lane),
+}
+
+/// A lane whose head was not delivered. A fetch that began before the source knew may bring later events of
+/// that lane; they are given back. A fetch that begins afterwards respects it by itself, and none begins
+/// while verdicts are unsettled, or giving back could go round in circles.
+#[derive(Default)]
+pub(super) struct Hold {
+    /// Verdicts on their way to the source.
+    pub(super) unsettled: usize,
+    /// The newest fetch that began before the source knew.
+    fetches: u64,
+}
+
+impl Engine {
+    /// Notes a verdict. `lane` is held back if the verdict says so, and until the source knows it.
+    pub(super) fn push_verdict(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+        let then = match lane {
+            Some(lane) if judge::holds_lane(&verdict, &self.policy) => {
+                self.held.entry(lane).or_default().unsettled += 1;
+                Then::Held(lane)
+            }
+            _ => Then::Nothing,
+        };
+        self.unsettled.push((Settlement { position, verdict }, then));
+    }
+
+    /// The same for a verdict that ends a delivery. Only here a lane may be kept busy until the source knows:
+    /// it is this delivery that made it busy.
+    pub(super) fn push_outcome(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+        let ends = matches!(verdict, Verdict::Dead { .. } | Verdict::Unknown { .. });
+        match lane {
+            Some(lane) if ends && !judge::holds_lane(&verdict, &self.policy) => {
+                *self.ending.entry(lane).or_default() += 1;
+                self.unsettled.push((Settlement { position, verdict }, Then::GoOn(lane)));
+            }
+            lane => self.push_verdict(position, lane, verdict),
+        }
+    }
+
+    pub(super) fn start_settle(&mut self) {
+        if self.settle.is_some() || self.unsettled.is_empty() {
+            return;
+        }
+        let batch = self.unsettled.drain(..self.unsettled.len().min(SETTLE_BATCH));
+        let (settlements, thens): (Vec<_>, Vec<_>) = batch.unzip();
+        self.settling = settlements.len();
+        self.settle = Some(settle(self.source.clone(), settlements, thens, Duration::ZERO));
+    }
+
+    pub(super) fn on_settled(&mut self, done: SettleDone) {
+        let SettleDone { settlements, thens, result } = done;
+        let settled = match result {
+            Ok(settled) => settled,
+            Err(error) => {
+                // The same verdicts again, before any later ones: a release must not overtake the retry that
+                // it stands behind. The fence makes repeating harmless.
+                self.settle_failures += 1;
+                let wait = SOURCE_BACKOFF.after(self.settle_failures);
+                tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot settle {} events; trying again in {wait:.1?}", settlements.len());
+                if error.class() == Class::Permanent && !self.stopping {
+                    tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
+                    self.stop(Some(error));
+                }
+                if self.stopping && self.settle_failures > 5 {
+                    tracing::warn!(
+                        pipeline = self.name,
+                        "stopping without settling: these events will be delivered again"
+                    );
+                    self.settling = 0;
+                    return;
+                }
+                self.settle = Some(settle(self.source.clone(), settlements, thens, wait));
+                return;
+            }
+        };
+        self.settle_failures = 0;
+        self.settling = 0;
+        if settled.fenced > 0 {
+            tracing::warn!(
+                pipeline = self.name,
+                events = settled.fenced,
+                "settles refused: the lease was lost, and somebody else owns these events now"
+            );
+            add(&self.stats.fenced, settled.fenced);
+        }
+        for (settlement, then) in settlements.into_iter().zip(thens) {
+            let counter = match settlement.verdict {
+                Verdict::Delivered => &self.stats.delivered,
+                Verdict::Retry { .. } => &self.stats.retried,
+                Verdict::Dead { .. } => &self.stats.dead,
+                Verdict::Unknown { .. } => &self.stats.unknown,
+                Verdict::Released => &self.stats.released,
+            };
+            add(counter, 1);
+            self.follow(then);
+        }
+    }
+
+    pub(super) fn follow(&mut self, then: Then) {
+        match then {
+            Then::Nothing => {}
+            Then::Held(lane) => {
+                if let Some(hold) = self.held.get_mut(&lane) {
+                    hold.unsettled -= 1;
+                    hold.fetches = self.fetches;
+                }
+            }
+            Then::GoOn(lane) => {
+                let left = self.ending.get(&lane).map_or(0, |count| count - 1);
+                if left > 0 {
+                    self.ending.insert(lane, left);
+                } else {
+                    self.ending.remove(&lane);
+                    self.lanes.finish(lane);
+                }
+            }
+        }
+    }
+}
+
+impl Hold {
+    pub(super) fn is_known_to(&self, fetch: u64) -> bool {
+        self.unsettled == 0 && fetch > self.fetches
+    }
+}
+
+fn settle(
+    source: Arc<dyn Source>,
+    settlements: Vec<Settlement>,
+    thens: Vec<Then>,
+    wait: Duration,
+) -> BoxFuture<'static, SettleDone> {
+    async move {
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        let result = source.settle(&settlements).await;
+        SettleDone { settlements, thens, result }
+    }
+    .boxed()
+}
