@@ -97,7 +97,7 @@ impl Audit {
         }
         let _ = write!(
             text,
-            "\n{} events in {:.1} s, {}, over a sink that failed {} events and went away {} times\n\
+            "\n{} events in {:.1} s, {}, over a sink that failed {} events and went away {}\n\
              (--seed {seed} makes the same choices again).\n\n",
             count(self.delivered),
             self.seconds,
@@ -107,7 +107,11 @@ impl Audit {
                 format!("{:.0} a second", self.events_per_second)
             },
             count(self.retried),
-            count(self.circuit_opened),
+            if self.circuit_opened == 1 {
+                "once".to_owned()
+            } else {
+                format!("{} times", count(self.circuit_opened))
+            },
         );
         text.push_str(if self.is_clean() {
             "Four writers moved money in SQLite and published each transfer in the transaction that made it.\n\
