@@ -14,6 +14,9 @@ const MIGRATIONS: [(i32, Scope, &str, &str); 2] = [
     (2, Scope::Outbox, "the outbox", include_str!("../migrations/0001_outbox.sql")),
 ];
 
+/// Stored generated columns came with 12, `gen_random_uuid` with 13.
+const OLDEST_SERVER: i32 = 130_000;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Schema,
@@ -107,6 +110,7 @@ impl PgOutbox {
     pub(crate) async fn apply_migrations(&self) -> Result<Vec<String>> {
         let names = Names { schema: &self.options.schema, table: &self.options.table };
         let mut conn = self.begin().await?;
+        self.refuse_old_server(&mut conn).await?;
         // One process at a time; the others find everything done.
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('airtight migrate ' || $1, 0))")
             .persistent(!self.pooled)
@@ -154,6 +158,21 @@ impl PgOutbox {
 }
 
 impl PgOutbox {
+    async fn refuse_old_server(&self, conn: &mut crate::outbox::Conn) -> Result<()> {
+        let version: i32 = sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
+            .persistent(!self.pooled)
+            .fetch_one(conn.get())
+            .await
+            .map_err(doing("reading the server's version"))?;
+        if version < OLDEST_SERVER {
+            return Err(Error::permanent(
+                "server_too_old",
+                format!("this server is PostgreSQL {}; airtight needs 13 or newer", version / 10_000),
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether the outbox has the trigger that wakes relays up.
     pub(crate) async fn is_notifying(&self, conn: &mut crate::outbox::Conn) -> Result<bool> {
         let trigger = format!("{}_notify", self.options.table);

@@ -101,7 +101,7 @@ impl Received {
         let body = match (fields.get("payload"), string("payloadBase64")) {
             (Some(payload), None) if payload.get() == "null" => Vec::new(),
             (Some(payload), None) => payload.get().as_bytes().to_vec(),
-            (None, Some(text)) => STANDARD.decode(text).ok()?,
+            (Some(payload), Some(text)) if payload.get() == "null" => STANDARD.decode(text).ok()?,
             _ => return None,
         };
         let seq = fields.get("seq")?.get().parse().ok()?;

@@ -131,7 +131,9 @@ const FIELDS: [&str; 14] = [
 fn parse(text: &[u8]) -> Result<NewEvent, String> {
     let line: Line<'_> = serde_json::from_slice(text).map_err(|error| json_error(&error))?;
     let mut event = NewEvent::new(line.stream, line.event_type, line.aggregate_type, line.aggregate_id);
-    event.payload = match (line.payload, line.payload_base64) {
+    // The envelope of an event with bytes has a null for its JSON.
+    let json = line.payload.filter(|json| line.payload_base64.is_none() || json.get() != "null");
+    event.payload = match (json, line.payload_base64) {
         (Some(_), Some(_)) => return Err("`payload` and `payloadBase64`: give one of them".into()),
         (Some(json), None) => Payload::Json(json.get().to_owned().into()),
         (None, Some(text)) => {
