@@ -11,4 +11,3 @@ mod publish;
 mod queue;
 mod relay;
 mod schema;
-mod speed;

@@ -189,7 +189,7 @@ macro_rules! source_checks {
 /// Makes a test of every check. The argument is an expression: an async function or closure that takes the
 /// check's name and returns `Option<impl SourceUnderTest>`, none to skip.
 ///
-/// ```ignore
+/// ```text
 /// airtight_testkit::source_conformance!(|name| async move { Some(MyOutbox::create(name).await) });
 /// ```
 #[macro_export]
