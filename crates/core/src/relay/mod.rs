@@ -1,6 +1,6 @@
 //! The relay: moves events from one source to one sink, with order, retry and dead letters.
 //!
-//! One task runs [`Engine::run`], a loop over four things that may happen: a fetch returns, a delivery
+//! One task runs `Engine::run`, a loop over four things that may happen: a fetch returns, a delivery
 //! returns, a settle returns, a timer or the shutdown fires. Fetching, delivering and settling overlap; of
 //! fetches and settles there is one at a time, so what piles up meanwhile makes the next settle a batch by
 //! itself.
