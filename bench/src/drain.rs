@@ -2,17 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use airtight_core::{Capabilities, Delivery, Order, Outcome, Policy, Relay, Sink, queue::QueueOptions};
+use airtight_core::{
+    CancellationToken, Capabilities, Delivery, Order, Outcome, Policy, Relay, Sink, queue::QueueOptions,
+};
 use airtight_testkit::postgres::TestDb;
 use async_trait::async_trait;
 use sqlx::{PgPool, Row};
-use tokio_util::sync::CancellationToken;
 
 use crate::sample;
 
 /// Takes everything and keeps nothing.
 #[derive(Debug)]
-struct NullSink;
+pub(crate) struct NullSink;
 
 #[async_trait]
 impl Sink for NullSink {

@@ -6,6 +6,7 @@ mod claim;
 mod drain;
 mod idle;
 mod sample;
+mod sqlite;
 
 use airtight_testkit::postgres::TestDb;
 use clap::Parser;
@@ -31,6 +32,12 @@ enum Bench {
         #[arg(long, default_value_t = 60)]
         claims: usize,
     },
+    /// Publishing into and draining an SQLite file.
+    Sqlite {
+        /// How many events.
+        #[arg(long, default_value_t = 50_000)]
+        events: usize,
+    },
     /// Memory and processor time of an idle `airtight run`.
     Idle {
         /// The binary.
@@ -45,6 +52,9 @@ enum Bench {
 #[tokio::main]
 async fn main() {
     let bench = Bench::parse();
+    if let Bench::Sqlite { events } = bench {
+        return sqlite::run(events).await;
+    }
     let Some(db) = TestDb::create("bench").await else {
         eprintln!("no PostgreSQL: run `bench/run`, which starts one");
         std::process::exit(1);
@@ -52,6 +62,7 @@ async fn main() {
     match bench {
         Bench::Drain { events, baseline_seconds } => drain::run(&db, events, baseline_seconds).await,
         Bench::Claim { backlog, claims } => claim::run(&db, backlog, claims).await,
+        Bench::Sqlite { .. } => unreachable!("needs no server, and has returned"),
         Bench::Idle { binary, seconds } => idle::run(&db, &binary, seconds).await,
     }
     db.drop_now().await;
