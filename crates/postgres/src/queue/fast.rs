@@ -121,13 +121,11 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
         ""
     };
     let suspect = format!("lost + takeover::int >= {SUSPECT_AFTER}");
+    let found = format!("(SELECT * FROM fresh UNION ALL SELECT * FROM due) AS found {cut}");
     let candidates = if alone {
-        alone_candidate(member, c, &n)
+        alone_candidate(member, c, &n, &found)
     } else {
-        format!(
-            "SELECT *, {suspect} AS suspect FROM (SELECT * FROM fresh UNION ALL SELECT * FROM due) AS found {cut} \
-             ORDER BY seq LIMIT $2"
-        )
+        format!("SELECT *, {suspect} AS suspect FROM {found} ORDER BY seq LIMIT $2")
     };
     let (blocked, free) = if alone {
         ("SELECT seq FROM candidate WHERE false".into(), "true".into())
@@ -234,14 +232,16 @@ fn blocking(member: &Member, c: &Columns, n: &Names) -> (String, String) {
     }
 }
 
-/// One suspect, lowest first, with nothing before it that its order puts first.
-fn alone_candidate(member: &Member, c: &Columns, n: &Names) -> String {
+/// One suspect, lowest first, with nothing before it that its order puts first. It may be among the fresh ones:
+/// one that was held has no retry time once it is freed.
+fn alone_candidate(member: &Member, c: &Columns, n: &Names, found: &str) -> String {
     let Names { seq, phase_open, retry, key, .. } = n;
     let streams = stream_filter(member, n, "$8");
     let first = match member.order {
         Order::None => "true".into(),
         Order::Key => format!(
-            "NOT EXISTS (SELECT FROM {} t WHERE {key} = d.key AND {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq{streams})",
+            "NOT EXISTS (SELECT FROM fresh f WHERE f.key = d.key AND f.seq < d.seq) AND NOT EXISTS \
+             (SELECT FROM {} t WHERE {key} = d.key AND {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq{streams})",
             c.table
         ),
         Order::Total => format!(
@@ -251,7 +251,8 @@ fn alone_candidate(member: &Member, c: &Columns, n: &Names) -> String {
         ),
     };
     format!(
-        "SELECT d.*, true AS suspect FROM due d WHERE d.lost >= {SUSPECT_AFTER} AND {first} ORDER BY d.seq LIMIT 1"
+        "SELECT d.*, true AS suspect FROM (SELECT * FROM {found}) AS d \
+         WHERE d.lost >= {SUSPECT_AFTER} AND {first} ORDER BY d.seq LIMIT 1"
     )
 }
 
