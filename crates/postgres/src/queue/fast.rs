@@ -161,11 +161,11 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
            RETURNING {seq} AS row_id, {part} AS slot, {attempts} AS attempt, {lost} AS lost, \
              {retry} IS NOT NULL AS waited, {returned}), \
          held AS (UPDATE {table} t SET {retry_col} = 'infinity', {back} \
-           WHERE {seq} = ANY(ARRAY(SELECT seq FROM blocked)) AND {phase_open} AND {takeable}), \
+           WHERE {seq} = ANY(ARRAY(SELECT seq FROM blocked)) AND {phase_open} AND {takeable} RETURNING 1), \
          suspected AS (UPDATE {table} t SET {retry_col} = coalesce({retry}, now()), {back} \
            WHERE {seq} = ANY(ARRAY(SELECT seq FROM candidate WHERE suspect AND takeover AND NOT $11)) \
            AND {phase_open} AND {takeable}) \
-         SELECT EXISTS (SELECT FROM me) AS alive, \
+         SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM held) AS held, \
            EXISTS (SELECT FROM candidate WHERE suspect AND seq NOT IN (SELECT b.seq FROM blocked b)) AS suspects, \
            claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true ORDER BY claimed.row_id",
         relay = c.relay,

@@ -38,7 +38,7 @@ impl PgQueue {
             .bind(&member.streams)
             .bind(as_i64(request.max_payload))
             .fetch(conn.get());
-        let claimed = collect(rows, columns, request).await?;
+        let (claimed, _) = collect(rows, columns, request).await?;
         conn.commit().await?;
         Ok(claimed)
     }
@@ -137,7 +137,8 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
            FROM candidate x WHERE s.outbox = {outbox} AND s.event = x.event AND x.suspect AND x.takeover \
              AND NOT {alone} AND {free}) \
          {refunded} {moved} \
-         SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, got.* \
+         SELECT EXISTS (SELECT FROM me) AS alive, false AS held, \
+           EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, got.* \
          FROM (SELECT 1) AS one LEFT JOIN (SELECT candidate.event AS row_id, candidate.slot, \
              ({attempt})::int AS attempt, leased.lost_leases AS lost, candidate.waited, {place_names}, {returned} \
            FROM leased JOIN candidate USING (event) JOIN {table} t ON {identity} = candidate.identity) AS got ON true \

@@ -27,6 +27,9 @@ use crate::{PgOutbox, columns::Columns, decode, error::doing, listen::Listener};
 /// With total order more would only be given back when one fails.
 const TOTAL_BATCH: usize = 100;
 
+/// How often a claim that found only events to hold back looks again: bounds how long it takes.
+const HOLD_ROUNDS: u32 = 100;
+
 /// How many held events one statement frees.
 const UNHOLD_BATCH: i64 = 10_000;
 
@@ -215,28 +218,38 @@ impl PgQueue {
             Order::None | Order::Key => request.events,
         };
         let fair = (events.div_ceil(lanes.max(1)) * 2).max(8);
-        let per_lane = match member.order {
+        let mut per_lane = match member.order {
             Order::Total => events,
             Order::None | Order::Key => self.per_lane.load(Ordering::Relaxed).clamp(fair, events.max(fair)),
         };
         let sql = fast::claim(columns, member, request.alone);
-        let mut conn = self.outbox.acquire().await?;
-        let rows = sqlx::query(AssertSqlSafe(sql))
-            .persistent(!self.outbox.pooled)
-            .bind(request.token)
-            .bind(as_i64(events))
-            .bind(as_i64(request.bytes))
-            .bind(member.lease.as_secs_f64())
-            .bind(member.id)
-            .bind(slots)
-            .bind(request.tokens)
-            .bind(&member.streams)
-            .bind(as_i64(per_lane))
-            .bind(as_i64(request.max_payload))
-            .bind(request.alone)
-            .fetch(conn.get());
-        let mut claimed = collect(rows, columns, request).await?;
-        conn.commit().await?;
+        let mut rounds = HOLD_ROUNDS;
+        let mut claimed = loop {
+            let mut conn = self.outbox.acquire().await?;
+            let rows = sqlx::query(AssertSqlSafe(sql.clone()))
+                .persistent(!self.outbox.pooled)
+                .bind(request.token)
+                .bind(as_i64(events))
+                .bind(as_i64(request.bytes))
+                .bind(member.lease.as_secs_f64())
+                .bind(member.id)
+                .bind(&slots)
+                .bind(request.tokens)
+                .bind(&member.streams)
+                .bind(as_i64(per_lane))
+                .bind(as_i64(request.max_payload))
+                .bind(request.alone)
+                .fetch(conn.get());
+            let (claimed, held) = collect(rows, columns, request).await?;
+            conn.commit().await?;
+            rounds -= 1;
+            // Nothing was found but events behind one that waits. They are out of the way now: an empty answer
+            // would let the relay rest, with who knows what behind them.
+            if !held || !claimed.rows.is_empty() || claimed.suspects || rounds == 0 {
+                break claimed;
+            }
+            per_lane = (per_lane * 4).min(events.max(fair));
+        };
         for row in &mut claimed.rows {
             row.partition = partition_of(row.partition, member.partitions);
         }
@@ -263,20 +276,23 @@ impl PgQueue {
     }
 }
 
-/// Reads claimed rows as they come, and keeps no more bytes than the request allows.
+/// Reads claimed rows as they come, and keeps no more bytes than the request allows. Says, too, whether the
+/// claim held events back.
 async fn collect(
     mut rows: impl futures::Stream<Item = sqlx::Result<PgRow>> + Unpin,
     columns: &Columns,
     request: &ClaimRequest<'_>,
-) -> Result<Claimed> {
+) -> Result<(Claimed, bool)> {
     let failed = doing("claiming");
     let mut claimed = Claimed::default();
+    let mut held = false;
     let mut bytes = 0;
     while let Some(row) = rows.try_next().await.map_err(&failed)? {
         let alive: bool = row.try_get("alive").map_err(&failed)?;
         if !alive {
             return Err(evicted());
         }
+        held |= row.try_get::<bool, _>("held").map_err(&failed)?;
         claimed.suspects |= row.try_get::<bool, _>("suspects").map_err(&failed)?;
         let Some(key) = row_key(&row, columns)? else { continue };
         if bytes >= request.bytes && !claimed.rows.is_empty() {
@@ -298,7 +314,7 @@ async fn collect(
             event,
         });
     }
-    Ok(claimed)
+    Ok((claimed, held))
 }
 
 fn row_key(row: &PgRow, columns: &Columns) -> Result<Option<RowKey>> {
