@@ -378,16 +378,16 @@ fn list_columns(c: &Columns) -> String {
     let retry = c.next_retry_at();
     format!(
         "{} AS l_seq, {}::text AS l_id, {} AS l_stream, {} AS l_type, {} AS l_aggregate_type, {} AS l_aggregate_id, \
-         {} AS l_state, ({attempts})::int AS l_attempts, ({})::int AS l_lost, \
+         coalesce({}, '') AS l_state, ({attempts})::int AS l_attempts, ({})::int AS l_lost, \
          CASE WHEN isfinite({retry}) THEN {retry} END AS l_retry, \
          coalesce(NOT isfinite({retry}), false) AS l_held, \
          {}::text AS l_code, {}::text AS l_message, {} AS l_created",
         c.seq(),
         col(&c.spec.id),
-        c.field(&c.spec.stream),
-        c.field(&c.spec.event_type),
-        c.field(&c.spec.aggregate_type),
-        c.key(),
+        c.label(&c.spec.stream),
+        c.label(&c.spec.event_type),
+        c.label(&c.spec.aggregate_type),
+        c.label(&c.spec.aggregate_id),
         c.state(),
         c.lost_leases(),
         c.error_code(),
@@ -476,7 +476,7 @@ async fn open_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<
              {created} AS created FROM {table} t {side} WHERE {open} \
            UNION ALL SELECT {stream}, {state}, false, {created} FROM {table} t {side} WHERE {dead}) AS open \
          GROUP BY stream",
-        stream = c.field(&c.spec.stream),
+        stream = c.label(&c.spec.stream),
         state = c.state(),
         waits = if c.is_fast() {
             format!("{} IS NOT NULL", c.next_retry_at())
@@ -515,7 +515,7 @@ async fn open_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<
 async fn done_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<(String, u64)>> {
     let sql = format!(
         "SELECT stream, count(*) FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT {DONE_CAP}) AS done GROUP BY stream",
-        c.field(&c.spec.stream),
+        c.label(&c.spec.stream),
         c.table,
         c.is(&c.status.done)
     );
@@ -560,7 +560,7 @@ async fn unread_streams(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Resu
         "SELECT DISTINCT stream FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT 100000) AS open \
          WHERE NOT EXISTS (SELECT FROM {} r WHERE r.outbox = $1 AND r.expires_at > now() \
            AND (cardinality(r.streams) = 0 OR open.stream = ANY(r.streams))) ORDER BY stream LIMIT 100",
-        c.field(&c.spec.stream),
+        c.label(&c.spec.stream),
         c.table,
         c.is_open(),
         c.relay
@@ -595,7 +595,7 @@ async fn blocked_keys(
          SELECT head.key, head.id, head.state, behind.held FROM head CROSS JOIN LATERAL (SELECT count(*) AS held \
            FROM {table} t {side} WHERE {key} = head.key AND {held} AND ROW({order}) > head.place) AS behind \
          WHERE behind.held > 0 ORDER BY behind.held DESC, head.key LIMIT $1",
-        key = c.key(),
+        key = if c.is_fast() { c.key() } else { c.label(&c.spec.aggregate_id) },
         id = col(&c.spec.id),
         state = c.state(),
         table = c.table,

@@ -163,6 +163,11 @@ impl Columns {
         }
     }
 
+    /// A routing field for people, who are shown rows that have none, too.
+    pub(crate) fn label(&self, field: &Field) -> String {
+        format!("coalesce({}, '')", self.field(field))
+    }
+
     /// The ordering key.
     pub(crate) fn key(&self) -> String {
         self.field(&self.spec.aggregate_id)

@@ -50,7 +50,8 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let table = &c.table;
     let side = c.join_side();
     let identity = c.identity();
-    let key = c.key();
+    // A row without a key is in a partition, too: it is to be rejected, not overlooked.
+    let key = c.label(&c.spec.aggregate_id);
     let retry = c.next_retry_at();
     let lost = c.lost_leases();
     let attempts = c.attempts();
