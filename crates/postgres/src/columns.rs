@@ -25,6 +25,8 @@ pub(crate) struct Columns {
     /// The name under which the side table and the relays know this outbox.
     pub(crate) outbox: String,
     types: HashMap<String, String>,
+    /// How many characters fit, where that is bounded.
+    widths: HashMap<String, i32>,
 }
 
 impl Columns {
@@ -33,7 +35,10 @@ impl Columns {
         let spec = outbox.spec.clone();
         let status = spec.require_status()?.clone();
         let rows = sqlx::query(
-            "SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute a \
+            // With -1 a character of any length is `bpchar`; with NULL it would be `character`, which as a cast
+            // means one of length 1.
+            "SELECT a.attname::text, format_type(a.atttypid, -1), \
+             CASE WHEN a.atttypid IN (1042, 1043) AND a.atttypmod > 4 THEN a.atttypmod - 4 END FROM pg_attribute a \
              WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped",
         )
         .persistent(!outbox.pooled)
@@ -48,9 +53,14 @@ impl Columns {
             ));
         }
         let mut types = HashMap::new();
+        let mut widths = HashMap::new();
         for row in rows {
-            let name: String = row.try_get(0).map_err(doing("reading the table's columns"))?;
-            types.insert(name, row.try_get(1).map_err(doing("reading the table's columns"))?);
+            let failed = doing("reading the table's columns");
+            let name: String = row.try_get(0).map_err(&failed)?;
+            if let Some(width) = row.try_get(2).map_err(&failed)? {
+                widths.insert(name.clone(), width);
+            }
+            types.insert(name, row.try_get(1).map_err(&failed)?);
         }
         let missing: Vec<&str> =
             spec.columns().into_iter().filter(|column| !types.contains_key(*column)).collect();
@@ -68,6 +78,7 @@ impl Columns {
             partition: outbox.own("partition"),
             outbox: spec.display_name(),
             types,
+            widths,
             spec,
         })
     }
@@ -88,7 +99,13 @@ impl Columns {
         self.type_of(&self.spec.identity)
     }
 
-    fn type_of(&self, column: &str) -> &str {
+    /// A text expression, cut to what the column takes.
+    pub(crate) fn fitted(&self, column: &str, value: &str) -> String {
+        self.widths.get(column).map_or(value.to_owned(), |width| format!("left({value}, {width})"))
+    }
+
+    /// The type of a column, as the database writes it.
+    pub(crate) fn type_of(&self, column: &str) -> &str {
         self.types.get(column).map_or("text", String::as_str)
     }
 

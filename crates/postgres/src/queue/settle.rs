@@ -218,9 +218,10 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
             None => "v.attempts > 0".into(),
         };
         format!(
-            "CASE WHEN {failed_before} THEN {} ELSE {} END",
+            "(CASE WHEN {failed_before} THEN {} ELSE {} END)::{}",
             literal(&c.status.retrying.word),
-            literal(&c.status.new.word)
+            literal(&c.status.new.word),
+            c.type_of(&c.status.column)
         )
     } else {
         literal(&role.word)
@@ -256,8 +257,11 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
     }
     if kind != Kind::Released {
         // Nothing to say on delivery: what went wrong before is history.
-        set.extend(spec.error_code.iter().map(|column| format!("{} = v.code", quote(column))));
-        set.extend(spec.error_message.iter().map(|column| format!("{} = v.message", quote(column))));
+        for (column, value) in [(&spec.error_code, "v.code"), (&spec.error_message, "v.message")] {
+            set.extend(
+                column.iter().map(|column| format!("{} = {}", quote(column), c.fitted(column, value))),
+            );
+        }
     }
     if matches!(kind, Kind::Delivered | Kind::Dead | Kind::Unknown) {
         set.extend(
