@@ -248,7 +248,7 @@ impl PgOutbox {
             // The same parameters, in a statement around it.
             let sql = statement(&c, target.sql().as_str());
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(!self.pooled);
-            query = bind_filter(query, &filter);
+            query = bind_filter(query, &c, &filter);
             let done =
                 query.execute(conn.get()).await.map_err(doing("changing dead events"))?.rows_affected();
             conn.commit().await?;
@@ -447,7 +447,7 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, c: &Columns, filter: &Filter)
 
 type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
 
-fn bind_filter<'q>(mut query: Query<'q>, filter: &Filter) -> Query<'q> {
+fn bind_filter<'q>(mut query: Query<'q>, c: &Columns, filter: &Filter) -> Query<'q> {
     if !filter.states.is_empty() {
         let states: Vec<String> = filter.states.iter().map(|state| state.as_str().to_owned()).collect();
         query = query.bind(states);
@@ -457,9 +457,9 @@ fn bind_filter<'q>(mut query: Query<'q>, filter: &Filter) -> Query<'q> {
             query = query.bind(value.clone());
         }
     }
-    match filter.after_seq {
-        Some(after) => query.bind(after),
-        None => query,
+    match (filter.after_seq, &c.spec.seq) {
+        (Some(after), Some(_)) => query.bind(after),
+        _ => query,
     }
 }
 

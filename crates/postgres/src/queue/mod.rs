@@ -142,24 +142,23 @@ impl QueueStore for PgQueue {
 
     async fn backlog(&self, member: &Member) -> Result<Backlog> {
         let c = self.columns()?;
-        let stream = c.field(&c.spec.stream);
-        let order = c.order();
-        let earlier = order.iter().map(|expression| expression.replacen("t.", "d.", 1)).collect::<Vec<_>>();
+        let ours = format!("(cardinality($1::text[]) = 0 OR {} = ANY($1))", c.field(&c.spec.stream));
+        let order = c.order().join(", ");
         let blocked = if member.block_on_dead && member.order == Order::Key {
-            let dead = c.is_dead_or_unknown().replace("t.", "d.");
             format!(
-                "count(*) FILTER (WHERE EXISTS (SELECT FROM {} d WHERE {} = {} AND {dead} AND ({}) < ({})))",
+                "count(*) FILTER (WHERE EXISTS (SELECT FROM {} t WHERE {} = o.key AND {} AND {ours} \
+                 AND ROW({order}) < o.place))",
                 c.table,
-                c.key().replacen("t.", "d.", 1),
                 c.key(),
-                earlier.join(", "),
-                order.join(", ")
+                c.is_dead_or_unknown(),
             )
         } else {
             "0::bigint".into()
         };
         let sql = format!(
-            "SELECT count(*), {blocked} FROM {} t WHERE {} AND (cardinality($1::text[]) = 0 OR {stream} = ANY($1))",
+            "SELECT count(*), {blocked} FROM (SELECT {} AS key, ROW({order}) AS place FROM {} t \
+             WHERE {} AND {ours}) AS o",
+            c.key(),
             c.table,
             c.is_open(),
         );
