@@ -111,6 +111,12 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     };
     let moved = moved(c);
     let returned = c.event_columns("$9");
+    // Where attempts are counted here, the row as it is now decides: between this claim's snapshot and its lock
+    // another relay may have claimed the event and failed.
+    let attempts_now = match &c.spec.count {
+        Some(_) => "excluded.attempts",
+        None => "s.attempts + (s.claim_token IS NULL)::int",
+    };
     let attempt = match &c.spec.count {
         Some(Count::Retries(_)) => "candidate.attempts + 1",
         Some(Count::Attempts(_)) | None => "leased.attempts",
@@ -131,8 +137,9 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
            SELECT {outbox}, event, $1::uuid, now() + make_interval(secs => $4), attempts + (NOT takeover)::int, \
              lost + takeover::int FROM chosen \
            ON CONFLICT (outbox, event) DO UPDATE SET claim_token = excluded.claim_token, \
-             locked_until = excluded.locked_until, attempts = excluded.attempts, lost_leases = excluded.lost_leases \
-           WHERE {free} RETURNING s.event, s.attempts, s.lost_leases), \
+             locked_until = excluded.locked_until, attempts = {attempts_now}, \
+             lost_leases = s.lost_leases + (s.claim_token IS NOT NULL)::int \
+           WHERE {free} AND (s.next_retry_at IS NULL OR s.next_retry_at <= now()) RETURNING s.event, s.attempts, s.lost_leases), \
          suspected AS (UPDATE {side_table} s SET claim_token = NULL, locked_until = NULL, \
              attempts = greatest(s.attempts - 1, 0), lost_leases = s.lost_leases + 1 \
            FROM candidate x WHERE s.outbox = {outbox} AND s.event = x.event AND x.suspect AND x.takeover \
