@@ -190,16 +190,21 @@ fn blocked(
     };
     let retry = c.next_retry_at();
     // An event that is being delivered under a token of ours counts as waiting if it failed before: behind
-    // it nothing may overtake. A suspect waits for its turn alone, but must not stand in its own way.
-    let suspects = if alone { "false".to_owned() } else { format!("({suspect} AND {free})") };
-    let waits = format!(
-        "{open} AND (coalesce({retry} > now(), false) OR (NOT {free} AND {failed_before}) OR {suspects})",
-        open = c.is_open(),
-        failed_before = match &c.spec.count {
-            Some(Count::Retries(_)) => format!("{} > 0", c.attempts()),
-            Some(Count::Attempts(_)) | None => format!("{} > 1", c.attempts()),
-        },
-    );
+    // it nothing may overtake. A suspect waits for its turn alone; when that has come, everything else before
+    // it is in its way, for a claim of the usual kind to take first, but it itself is not.
+    let suspects = format!("({suspect} AND {free})");
+    let waits = if alone {
+        format!("{} AND (NOT {suspects} OR coalesce({retry} > now(), false))", c.is_open())
+    } else {
+        format!(
+            "{open} AND (coalesce({retry} > now(), false) OR (NOT {free} AND {failed_before}) OR {suspects})",
+            open = c.is_open(),
+            failed_before = match &c.spec.count {
+                Some(Count::Retries(_)) => format!("{} > 0", c.attempts()),
+                Some(Count::Attempts(_)) | None => format!("{} > 1", c.attempts()),
+            },
+        )
+    };
     let dead = if member.block_on_dead { format!(" OR {}", c.is_dead_or_unknown()) } else { String::new() };
     let order = c.order();
     let place_columns: Vec<String> =
