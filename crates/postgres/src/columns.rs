@@ -143,6 +143,15 @@ impl Columns {
         }
     }
 
+    /// A timestamp column for a program, whose calendar has neither infinity nor more than four digits for a year.
+    pub(crate) fn show_time(&self, column: &str) -> String {
+        let time = self.read_time(column);
+        format!(
+            "CASE WHEN {time} IS NOT NULL THEN least(greatest({time}, timestamptz '0001-01-01 00:00:00+00'), \
+             timestamptz '9999-12-31 23:59:59+00') END"
+        )
+    }
+
     /// A `timestamptz` expression as the column wants it.
     pub(crate) fn write_time(&self, column: &str, value: &str) -> String {
         if self.type_of(column) == "timestamp without time zone" {
@@ -166,7 +175,7 @@ impl Columns {
         match (&self.spec.seq, &self.spec.created_at) {
             (Some(seq), _) => format!("{}::bigint", col(seq)),
             (None, Some(created_at)) => {
-                format!("(extract(epoch FROM {}) * 1000000)::bigint", self.read_time(created_at))
+                format!("(extract(epoch FROM {}) * 1000000)::bigint", self.show_time(created_at))
             }
             (None, None) => "0::bigint".into(),
         }
@@ -217,7 +226,7 @@ impl Columns {
     }
 
     pub(crate) fn created_at(&self) -> String {
-        self.spec.created_at.as_ref().map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+        self.spec.created_at.as_ref().map_or("NULL::timestamptz".into(), |column| self.show_time(column))
     }
 
     /// When the row was finished, as well as the table knows.
@@ -333,7 +342,7 @@ impl Columns {
             format!("{} AS e_headers", optional(&self.spec.headers, "text")),
             format!(
                 "{} AS e_occurred_at",
-                occurred.map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+                occurred.map_or("NULL::timestamptz".into(), |column| self.show_time(column))
             ),
             format!("{} AS e_schema_version", optional(&self.spec.schema_version, "integer")),
             format!("{} AS e_max_attempts", optional(&self.spec.max_attempts, "bigint")),
