@@ -231,11 +231,12 @@ impl Columns {
 
     /// When the row was finished, as well as the table knows.
     pub(crate) fn finished_at(&self) -> String {
-        [&self.spec.finished_at, &self.spec.updated_at, &self.spec.created_at]
+        let known: Vec<String> = [&self.spec.finished_at, &self.spec.updated_at, &self.spec.created_at]
             .into_iter()
             .flatten()
-            .next()
-            .map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+            .map(|column| self.read_time(column))
+            .collect();
+        if known.is_empty() { "NULL::timestamptz".into() } else { format!("coalesce({})", known.join(", ")) }
     }
 
     /// Whether the row has a role.
