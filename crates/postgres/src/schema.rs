@@ -39,7 +39,7 @@ impl Names<'_> {
             .replace("{outbox}", &format!("{schema}.{}", quote(self.table)))
             .replace("{schema}", &schema)
             .replace("{literal:channel}", &literal(&channel(self.schema, self.table)));
-        for index in ["claim", "claim_stream", "waiting", "waiting_key", "dead"] {
+        for index in ["claim", "claim_stream", "waiting", "waiting_stream", "waiting_key", "held", "dead"] {
             sql = sql.replace(&format!("{{index:{index}}}"), &object(index));
         }
         for name in ["publish", "publish_bytes", "notify"] {

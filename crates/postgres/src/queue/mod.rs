@@ -126,11 +126,24 @@ impl QueueStore for PgQueue {
             // There nothing is marked: what waits is worked out at each claim.
             return Ok(0);
         }
-        let sql = fast::unhold(columns, member);
         let mut conn = self.outbox.acquire().await?;
-        let done = sqlx::query(AssertSqlSafe(sql))
+        let found: Vec<(i16, String)> = sqlx::query_as(AssertSqlSafe(fast::freeable(columns, member)))
             .persistent(!self.outbox.pooled)
             .bind(slots(partitions, member.partitions))
+            .bind(UNHOLD_BATCH)
+            .bind(&member.streams)
+            .fetch_all(conn.get())
+            .await
+            .map_err(doing("looking for held events"))?;
+        if found.is_empty() {
+            conn.commit().await?;
+            return Ok(0);
+        }
+        let (slots, keys): (Vec<i16>, Vec<String>) = found.into_iter().unzip();
+        let done = sqlx::query(AssertSqlSafe(fast::unhold(columns, member)))
+            .persistent(!self.outbox.pooled)
+            .bind(slots)
+            .bind(keys)
             .bind(UNHOLD_BATCH)
             .bind(&member.streams)
             .execute(conn.get())
