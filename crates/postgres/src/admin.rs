@@ -204,13 +204,17 @@ impl PgOutbox {
             c.table,
             c.join_side()
         );
-        let state: Option<String> =
-            sqlx::query_scalar(AssertSqlSafe(format!("SELECT state FROM ({target}) AS target")))
+        // Twice: the first waits for a claim or a settle under way, but sees the side table as it was before;
+        // the second, with the row locked, sees it as it is.
+        let mut state: Option<String> = None;
+        for _ in 0..2 {
+            state = sqlx::query_scalar(AssertSqlSafe(format!("SELECT state FROM ({target}) AS target")))
                 .persistent(!self.pooled)
                 .bind(id)
                 .fetch_optional(conn.get())
                 .await
                 .map_err(doing("reading the event"))?;
+        }
         let Some(state) = state else { return Ok(Acted::NotFound) };
         // A word that nobody knows waits for a person, like a dead one.
         let state = State::parse(&state).unwrap_or(State::Dead);
