@@ -74,7 +74,7 @@ async fn apply(
     let mut messages: Vec<Option<String>> = Vec::with_capacity(rows.len());
     for (_, verdict) in rows {
         let (after, error) = match verdict {
-            Verdict::Retry { after, error } => (after.as_secs_f64(), Some(error)),
+            Verdict::Retry { after, error } => (after.as_secs_f64().min(LONGEST_WAIT), Some(error)),
             Verdict::Dead { error } | Verdict::Unknown { error } => (0.0, Some(error)),
             Verdict::Delivered | Verdict::Released => (0.0, None),
         };
@@ -106,6 +106,10 @@ async fn apply(
     }
     Ok(())
 }
+
+/// What a sink may ask for at most, in seconds: ten years. The server refuses times that its calendar does not
+/// have, and a settle that is refused stops the relay.
+const LONGEST_WAIT: f64 = 10.0 * 365.0 * 86_400.0;
 
 /// Text that PostgreSQL can store, and an operator can read.
 fn storable(text: &str, limit: usize) -> String {
