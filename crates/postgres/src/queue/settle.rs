@@ -170,7 +170,7 @@ fn general(c: &Columns, order: Order, kind: Kind) -> String {
         Kind::Dead if !error_here => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
         Kind::Dead => {
             format!(
-                "UPDATE {side} s SET {free}, lost_leases = 0{error} FROM {values} WHERE {mine} {returning}"
+                "UPDATE {side} s SET {free}, lost_leases = 0, unknown = false{error} FROM {values} WHERE {mine} {returning}"
             )
         }
         Kind::Unknown => format!(
