@@ -34,7 +34,12 @@ pub(super) async fn join(outbox: &PgOutbox, c: &Columns, member: &Member) -> Res
     // A relay that is not counted below must not come back with its next heartbeat: it is evicted, which waits
     // for a claim that it has under way. Relays of one's own group are left to `take`, which gives away what
     // they owned.
-    let evict = format!("DELETE FROM {} WHERE outbox = $1 AND grp <> $2 AND expires_at < now()", c.relay);
+    // Without order nobody takes anything, so those of long ago are forgotten here.
+    let evict = format!(
+        "DELETE FROM {} WHERE outbox = $1 AND expires_at < now() \
+         AND (grp <> $2 OR expires_at < now() - interval '1 day')",
+        c.relay
+    );
     sqlx::query(AssertSqlSafe(evict))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
