@@ -48,7 +48,11 @@ CREATE INDEX {index:claim} ON {outbox} (part, seq) WHERE phase = 0 AND next_retr
 CREATE INDEX {index:claim_stream} ON {outbox} (stream, part, seq) WHERE phase = 0 AND next_retry_at IS NULL;
 -- What waits for a retry, out of the way of the above.
 CREATE INDEX {index:waiting} ON {outbox} (part, next_retry_at, seq) WHERE phase = 0 AND next_retry_at IS NOT NULL;
+CREATE INDEX {index:waiting_stream} ON {outbox} (stream, part, next_retry_at, seq)
+    WHERE phase = 0 AND next_retry_at IS NOT NULL;
 CREATE INDEX {index:waiting_key} ON {outbox} (aggregate_id, seq) WHERE phase = 0 AND next_retry_at IS NOT NULL;
+-- What is held back, by key, to find those that can be freed without looking at all that waits.
+CREATE INDEX {index:held} ON {outbox} (part, aggregate_id, seq) WHERE phase = 0 AND next_retry_at = 'infinity';
 CREATE INDEX {index:dead} ON {outbox} (aggregate_id, seq) WHERE phase = 1;
 
 -- Publishing for any language: returns the id, the place, and whether the event is new. Parameters are

@@ -204,13 +204,17 @@ impl PgOutbox {
             c.table,
             c.join_side()
         );
-        let state: Option<String> =
-            sqlx::query_scalar(AssertSqlSafe(format!("SELECT state FROM ({target}) AS target")))
+        // Twice: the first waits for a claim or a settle under way, but sees the side table as it was before;
+        // the second, with the row locked, sees it as it is.
+        let mut state: Option<String> = None;
+        for _ in 0..2 {
+            state = sqlx::query_scalar(AssertSqlSafe(format!("SELECT state FROM ({target}) AS target")))
                 .persistent(!self.pooled)
                 .bind(id)
                 .fetch_optional(conn.get())
                 .await
                 .map_err(doing("reading the event"))?;
+        }
         let Some(state) = state else { return Ok(Acted::NotFound) };
         // A word that nobody knows waits for a person, like a dead one.
         let state = State::parse(&state).unwrap_or(State::Dead);
@@ -248,7 +252,7 @@ impl PgOutbox {
             // The same parameters, in a statement around it.
             let sql = statement(&c, target.sql().as_str());
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(!self.pooled);
-            query = bind_filter(query, &filter);
+            query = bind_filter(query, &c, &filter);
             let done =
                 query.execute(conn.get()).await.map_err(doing("changing dead events"))?.rows_affected();
             conn.commit().await?;
@@ -378,16 +382,16 @@ fn list_columns(c: &Columns) -> String {
     let retry = c.next_retry_at();
     format!(
         "{} AS l_seq, {}::text AS l_id, {} AS l_stream, {} AS l_type, {} AS l_aggregate_type, {} AS l_aggregate_id, \
-         {} AS l_state, ({attempts})::int AS l_attempts, ({})::int AS l_lost, \
+         coalesce({}, '') AS l_state, ({attempts})::int AS l_attempts, ({})::int AS l_lost, \
          CASE WHEN isfinite({retry}) THEN {retry} END AS l_retry, \
          coalesce(NOT isfinite({retry}), false) AS l_held, \
          {}::text AS l_code, {}::text AS l_message, {} AS l_created",
         c.seq(),
         col(&c.spec.id),
-        c.field(&c.spec.stream),
-        c.field(&c.spec.event_type),
-        c.field(&c.spec.aggregate_type),
-        c.key(),
+        c.label(&c.spec.stream),
+        c.label(&c.spec.event_type),
+        c.label(&c.spec.aggregate_type),
+        c.label(&c.spec.aggregate_id),
         c.state(),
         c.lost_leases(),
         c.error_code(),
@@ -447,7 +451,7 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, c: &Columns, filter: &Filter)
 
 type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
 
-fn bind_filter<'q>(mut query: Query<'q>, filter: &Filter) -> Query<'q> {
+fn bind_filter<'q>(mut query: Query<'q>, c: &Columns, filter: &Filter) -> Query<'q> {
     if !filter.states.is_empty() {
         let states: Vec<String> = filter.states.iter().map(|state| state.as_str().to_owned()).collect();
         query = query.bind(states);
@@ -457,9 +461,9 @@ fn bind_filter<'q>(mut query: Query<'q>, filter: &Filter) -> Query<'q> {
     {
         query = query.bind(value.clone());
     }
-    match filter.after_seq {
-        Some(after) => query.bind(after),
-        None => query,
+    match (filter.after_seq, &c.spec.seq) {
+        (Some(after), Some(_)) => query.bind(after),
+        _ => query,
     }
 }
 
@@ -476,7 +480,7 @@ async fn open_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<
              {created} AS created FROM {table} t {side} WHERE {open} \
            UNION ALL SELECT {stream}, {state}, false, {created} FROM {table} t {side} WHERE {dead}) AS open \
          GROUP BY stream",
-        stream = c.field(&c.spec.stream),
+        stream = c.label(&c.spec.stream),
         state = c.state(),
         waits = if c.is_fast() {
             format!("{} IS NOT NULL", c.next_retry_at())
@@ -515,7 +519,7 @@ async fn open_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<
 async fn done_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<(String, u64)>> {
     let sql = format!(
         "SELECT stream, count(*) FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT {DONE_CAP}) AS done GROUP BY stream",
-        c.field(&c.spec.stream),
+        c.label(&c.spec.stream),
         c.table,
         c.is(&c.status.done)
     );
@@ -560,7 +564,7 @@ async fn unread_streams(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Resu
         "SELECT DISTINCT stream FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT 100000) AS open \
          WHERE NOT EXISTS (SELECT FROM {} r WHERE r.outbox = $1 AND r.expires_at > now() \
            AND (cardinality(r.streams) = 0 OR open.stream = ANY(r.streams))) ORDER BY stream LIMIT 100",
-        c.field(&c.spec.stream),
+        c.label(&c.spec.stream),
         c.table,
         c.is_open(),
         c.relay
@@ -595,7 +599,7 @@ async fn blocked_keys(
          SELECT head.key, head.id, head.state, behind.held FROM head CROSS JOIN LATERAL (SELECT count(*) AS held \
            FROM {table} t {side} WHERE {key} = head.key AND {held} AND ROW({order}) > head.place) AS behind \
          WHERE behind.held > 0 ORDER BY behind.held DESC, head.key LIMIT $1",
-        key = c.key(),
+        key = if c.is_fast() { c.key() } else { c.label(&c.spec.aggregate_id) },
         id = col(&c.spec.id),
         state = c.state(),
         table = c.table,

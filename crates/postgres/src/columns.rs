@@ -25,6 +25,8 @@ pub(crate) struct Columns {
     /// The name under which the side table and the relays know this outbox.
     pub(crate) outbox: String,
     types: HashMap<String, String>,
+    /// How many characters fit, where that is bounded.
+    widths: HashMap<String, i32>,
 }
 
 impl Columns {
@@ -33,7 +35,10 @@ impl Columns {
         let spec = outbox.spec.clone();
         let status = spec.require_status()?.clone();
         let rows = sqlx::query(
-            "SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute a \
+            // With -1 a character of any length is `bpchar`; with NULL it would be `character`, which as a cast
+            // means one of length 1.
+            "SELECT a.attname::text, format_type(a.atttypid, -1), \
+             CASE WHEN a.atttypid IN (1042, 1043) AND a.atttypmod > 4 THEN a.atttypmod - 4 END FROM pg_attribute a \
              WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped",
         )
         .persistent(!outbox.pooled)
@@ -48,9 +53,14 @@ impl Columns {
             ));
         }
         let mut types = HashMap::new();
+        let mut widths = HashMap::new();
         for row in rows {
-            let name: String = row.try_get(0).map_err(doing("reading the table's columns"))?;
-            types.insert(name, row.try_get(1).map_err(doing("reading the table's columns"))?);
+            let failed = doing("reading the table's columns");
+            let name: String = row.try_get(0).map_err(&failed)?;
+            if let Some(width) = row.try_get(2).map_err(&failed)? {
+                widths.insert(name.clone(), width);
+            }
+            types.insert(name, row.try_get(1).map_err(&failed)?);
         }
         let missing: Vec<&str> =
             spec.columns().into_iter().filter(|column| !types.contains_key(*column)).collect();
@@ -68,6 +78,7 @@ impl Columns {
             partition: outbox.own("partition"),
             outbox: spec.display_name(),
             types,
+            widths,
             spec,
         })
     }
@@ -88,7 +99,13 @@ impl Columns {
         self.type_of(&self.spec.identity)
     }
 
-    fn type_of(&self, column: &str) -> &str {
+    /// A text expression, cut to what the column takes.
+    pub(crate) fn fitted(&self, column: &str, value: &str) -> String {
+        self.widths.get(column).map_or(value.to_owned(), |width| format!("left({value}, {width})"))
+    }
+
+    /// The type of a column, as the database writes it.
+    pub(crate) fn type_of(&self, column: &str) -> &str {
         self.types.get(column).map_or("text", String::as_str)
     }
 
@@ -126,6 +143,15 @@ impl Columns {
         }
     }
 
+    /// A timestamp column for a program, whose calendar has neither infinity nor more than four digits for a year.
+    pub(crate) fn show_time(&self, column: &str) -> String {
+        let time = self.read_time(column);
+        format!(
+            "CASE WHEN {time} IS NOT NULL THEN least(greatest({time}, timestamptz '0001-01-01 00:00:00+00'), \
+             timestamptz '9999-12-31 23:59:59+00') END"
+        )
+    }
+
     /// A `timestamptz` expression as the column wants it.
     pub(crate) fn write_time(&self, column: &str, value: &str) -> String {
         if self.type_of(column) == "timestamp without time zone" {
@@ -149,7 +175,7 @@ impl Columns {
         match (&self.spec.seq, &self.spec.created_at) {
             (Some(seq), _) => format!("{}::bigint", col(seq)),
             (None, Some(created_at)) => {
-                format!("(extract(epoch FROM {}) * 1000000)::bigint", self.read_time(created_at))
+                format!("(extract(epoch FROM {}) * 1000000)::bigint", self.show_time(created_at))
             }
             (None, None) => "0::bigint".into(),
         }
@@ -161,6 +187,11 @@ impl Columns {
             Field::Column(column) => format!("{}::text", col(column)),
             Field::Constant(text) => format!("{}::text", literal(text)),
         }
+    }
+
+    /// A routing field for people, who are shown rows that have none, too.
+    pub(crate) fn label(&self, field: &Field) -> String {
+        format!("coalesce({}, '')", self.field(field))
     }
 
     /// The ordering key.
@@ -195,16 +226,17 @@ impl Columns {
     }
 
     pub(crate) fn created_at(&self) -> String {
-        self.spec.created_at.as_ref().map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+        self.spec.created_at.as_ref().map_or("NULL::timestamptz".into(), |column| self.show_time(column))
     }
 
     /// When the row was finished, as well as the table knows.
     pub(crate) fn finished_at(&self) -> String {
-        [&self.spec.finished_at, &self.spec.updated_at, &self.spec.created_at]
+        let known: Vec<String> = [&self.spec.finished_at, &self.spec.updated_at, &self.spec.created_at]
             .into_iter()
             .flatten()
-            .next()
-            .map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+            .map(|column| self.read_time(column))
+            .collect();
+        if known.is_empty() { "NULL::timestamptz".into() } else { format!("coalesce({})", known.join(", ")) }
     }
 
     /// Whether the row has a role.
@@ -311,7 +343,7 @@ impl Columns {
             format!("{} AS e_headers", optional(&self.spec.headers, "text")),
             format!(
                 "{} AS e_occurred_at",
-                occurred.map_or("NULL::timestamptz".into(), |column| self.read_time(column))
+                occurred.map_or("NULL::timestamptz".into(), |column| self.show_time(column))
             ),
             format!("{} AS e_schema_version", optional(&self.spec.schema_version, "integer")),
             format!("{} AS e_max_attempts", optional(&self.spec.max_attempts, "bigint")),

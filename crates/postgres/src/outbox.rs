@@ -141,7 +141,7 @@ impl PgOutbox {
 
     /// The channel that the outbox notifies on.
     pub(crate) fn channel(&self) -> String {
-        format!("{}_{}", self.options.schema, self.options.table)
+        crate::schema::channel(&self.options.schema, &self.options.table)
     }
 
     /// A connection for one operation.

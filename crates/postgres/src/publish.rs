@@ -40,7 +40,7 @@ impl PgOutbox {
             .bind(&rows.occurred_at)
             .bind(&rows.schema_versions)
             .bind(&rows.max_attempts)
-            .fetch_all(conn)
+            .fetch_all(&mut *conn)
             .await
             .map_err(doing("publishing"))?;
         let mut found = HashMap::with_capacity(returned.len());
@@ -50,12 +50,33 @@ impl PgOutbox {
             let is_new: bool = row.try_get(2).map_err(doing("publishing"))?;
             found.insert(id, (seq, is_new));
         }
+        let missing = rows.missing(&found);
+        if !missing.is_empty() {
+            let late = sqlx::query(AssertSqlSafe(self.find_sql()))
+                .persistent(!self.pooled)
+                .bind(&missing)
+                .fetch_all(conn)
+                .await
+                .map_err(doing("publishing"))?;
+            for row in late {
+                let id: Uuid = row.try_get(0).map_err(doing("publishing"))?;
+                let seq: i64 = row.try_get(1).map_err(doing("publishing"))?;
+                found.insert(id, (seq, false));
+            }
+        }
         rows.answer(found)
+    }
+
+    /// Finds what another transaction committed while the INSERT waited for it: a statement of its own has a
+    /// snapshot of its own.
+    pub(crate) fn find_sql(&self) -> String {
+        let outbox = format!("{}.{}", quote(&self.options.schema), quote(&self.options.table));
+        format!("SELECT o.id, o.seq FROM {outbox} o WHERE o.id = ANY($1::uuid[])")
     }
 
     /// One statement for any number of events. `WITH ORDINALITY … ORDER BY` gives them `seq` in order, and
     /// what another transaction has published already is looked up by the second half, which runs with the
-    /// same snapshot: hence the fallback in [`Rows::answer`].
+    /// same snapshot: hence [`Self::find_sql`].
     pub(crate) fn insert_sql(&self) -> String {
         let outbox = format!("{}.{}", quote(&self.options.schema), quote(&self.options.table));
         format!(
@@ -149,10 +170,14 @@ impl<'a> Rows<'a> {
         Ok(rows)
     }
 
+    /// Ids that were neither inserted nor found: another transaction committed them after the INSERT began.
+    pub(crate) fn missing(&self, found: &HashMap<Uuid, (i64, bool)>) -> Vec<Uuid> {
+        self.ids.iter().copied().filter(|id| !found.contains_key(id)).collect()
+    }
+
     /// One answer per event, in order. An id that occurs twice in one call is new the first time only.
     ///
-    /// An id that was neither inserted nor found was committed by another transaction after this statement
-    /// began: it is a duplicate whose place this snapshot cannot see.
+    /// An id that is still missing is a duplicate that was removed as soon as it was committed: it has no place.
     pub(crate) fn answer(self, mut found: HashMap<Uuid, (i64, bool)>) -> Result<Vec<Published>> {
         let answers = self.ids.into_iter().map(|id| {
             let (seq, is_new) = found.get(&id).copied().unwrap_or((0, false));

@@ -52,10 +52,17 @@ impl PgOutbox {
             .await
             .map_err(|error| from_tokio(&error))?;
         let mut found = HashMap::with_capacity(returned.len());
+        let column = |error: tokio_postgres::Error| from_tokio(&error);
         for row in returned {
-            let column = |error: tokio_postgres::Error| from_tokio(&error);
             let id: Uuid = row.try_get(0).map_err(column)?;
             found.insert(id, (row.try_get(1).map_err(column)?, row.try_get(2).map_err(column)?));
+        }
+        let missing = rows.missing(&found);
+        if !missing.is_empty() {
+            for row in client.query(&self.find_sql(), &[&missing]).await.map_err(column)? {
+                let id: Uuid = row.try_get(0).map_err(column)?;
+                found.insert(id, (row.try_get(1).map_err(column)?, false));
+            }
         }
         rows.answer(found)
     }

@@ -41,8 +41,8 @@ impl Names<'_> {
         let mut sql = sql
             .replace("{outbox}", &format!("{schema}.{}", quote(self.table)))
             .replace("{schema}", &schema)
-            .replace("{literal:channel}", &literal(&format!("{}_{}", self.schema, self.table)));
-        for index in ["claim", "claim_stream", "waiting", "waiting_key", "dead"] {
+            .replace("{literal:channel}", &literal(&channel(self.schema, self.table)));
+        for index in ["claim", "claim_stream", "waiting", "waiting_stream", "waiting_key", "held", "dead"] {
             sql = sql.replace(&format!("{{index:{index}}}"), &object(index));
         }
         for name in ["publish", "publish_bytes", "notify"] {
@@ -87,6 +87,14 @@ impl Names<'_> {
             "{drop}CREATE TRIGGER {trigger} AFTER INSERT ON {{outbox}} FOR EACH STATEMENT EXECUTE FUNCTION {{function:notify}}();\n"
         ))
     }
+}
+
+/// The channel that an outbox notifies on. The server refuses names of more than 63 bytes; two outboxes whose
+/// names are cut to the same wake each other up, which does no harm.
+pub(crate) fn channel(schema: &str, table: &str) -> String {
+    let name = format!("{schema}_{table}");
+    let end = (0..=name.len().min(63)).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
+    name[..end].to_owned()
 }
 
 impl PgOutbox {

@@ -121,13 +121,11 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
         ""
     };
     let suspect = format!("lost + takeover::int >= {SUSPECT_AFTER}");
+    let found = format!("(SELECT * FROM fresh UNION ALL SELECT * FROM due) AS found {cut}");
     let candidates = if alone {
-        alone_candidate(member, c, &n)
+        alone_candidate(member, c, &n, &found)
     } else {
-        format!(
-            "SELECT *, {suspect} AS suspect FROM (SELECT * FROM fresh UNION ALL SELECT * FROM due) AS found {cut} \
-             ORDER BY seq LIMIT $2"
-        )
+        format!("SELECT *, {suspect} AS suspect FROM {found} ORDER BY seq LIMIT $2")
     };
     let (blocked, free) = if alone {
         ("SELECT seq FROM candidate WHERE false".into(), "true".into())
@@ -163,11 +161,11 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
            RETURNING {seq} AS row_id, {part} AS slot, {attempts} AS attempt, {lost} AS lost, \
              {retry} IS NOT NULL AS waited, {returned}), \
          held AS (UPDATE {table} t SET {retry_col} = 'infinity', {back} \
-           WHERE {seq} = ANY(ARRAY(SELECT seq FROM blocked)) AND {phase_open} AND {takeable}), \
+           WHERE {seq} = ANY(ARRAY(SELECT seq FROM blocked)) AND {phase_open} AND {takeable} RETURNING 1), \
          suspected AS (UPDATE {table} t SET {retry_col} = coalesce({retry}, now()), {back} \
            WHERE {seq} = ANY(ARRAY(SELECT seq FROM candidate WHERE suspect AND takeover AND NOT $11)) \
            AND {phase_open} AND {takeable}) \
-         SELECT EXISTS (SELECT FROM me) AS alive, \
+         SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM held) AS held, \
            EXISTS (SELECT FROM candidate WHERE suspect AND seq NOT IN (SELECT b.seq FROM blocked b)) AS suspects, \
            claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true ORDER BY claimed.row_id",
         relay = c.relay,
@@ -234,14 +232,16 @@ fn blocking(member: &Member, c: &Columns, n: &Names) -> (String, String) {
     }
 }
 
-/// One suspect, lowest first, with nothing before it that its order puts first.
-fn alone_candidate(member: &Member, c: &Columns, n: &Names) -> String {
+/// One suspect, lowest first, with nothing before it that its order puts first. It may be among the fresh ones:
+/// one that was held has no retry time once it is freed.
+fn alone_candidate(member: &Member, c: &Columns, n: &Names, found: &str) -> String {
     let Names { seq, phase_open, retry, key, .. } = n;
     let streams = stream_filter(member, n, "$8");
     let first = match member.order {
         Order::None => "true".into(),
         Order::Key => format!(
-            "NOT EXISTS (SELECT FROM {} t WHERE {key} = d.key AND {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq{streams})",
+            "NOT EXISTS (SELECT FROM fresh f WHERE f.key = d.key AND f.seq < d.seq) AND NOT EXISTS \
+             (SELECT FROM {} t WHERE {key} = d.key AND {phase_open} AND {retry} IS NOT NULL AND {seq} < d.seq{streams})",
             c.table
         ),
         Order::Total => format!(
@@ -251,7 +251,8 @@ fn alone_candidate(member: &Member, c: &Columns, n: &Names) -> String {
         ),
     };
     format!(
-        "SELECT d.*, true AS suspect FROM due d WHERE d.lost >= {SUSPECT_AFTER} AND {first} ORDER BY d.seq LIMIT 1"
+        "SELECT d.*, true AS suspect FROM (SELECT * FROM {found}) AS d \
+         WHERE d.lost >= {SUSPECT_AFTER} AND {first} ORDER BY d.seq LIMIT 1"
     )
 }
 
@@ -264,17 +265,18 @@ fn stream_filter(member: &Member, n: &Names, parameter: &str) -> String {
     }
 }
 
-/// Frees held events whose key has nothing before them any more. Parameters: slots, how many, streams.
+/// Keys with held events that have nothing before them any more, and their slots. Parameters: slots, how many,
+/// streams.
 ///
-/// The lowest waiting row of a key decides: if that one is itself held, what it was held behind is gone. The
-/// recursive part steps from key to key along the index, so its cost is the number of keys that wait, not
-/// that of the events.
-pub(super) fn unhold(c: &Columns, member: &Member) -> String {
+/// The lowest held row of a key decides: if nothing else waits before it, what it was held behind is gone. The
+/// recursive part steps from key to key along the index of each slot, so its cost is the number of keys with
+/// something held, not that of the events, nor of the keys that merely wait.
+pub(super) fn freeable(c: &Columns, member: &Member) -> String {
     let n = Names::new(c);
     let Names { seq, part, phase_open, retry, key, .. } = &n;
     let table = &c.table;
     let streams = stream_filter(member, &n, "$3");
-    let waiting = format!("{phase_open} AND {retry} IS NOT NULL{streams}");
+    let held = format!("{phase_open} AND {retry} = 'infinity'{streams}");
     let dead = if member.block_on_dead {
         format!(
             " AND NOT EXISTS (SELECT FROM {table} t WHERE {key} = w.key AND {} AND {seq} < w.seq{streams})",
@@ -285,20 +287,39 @@ pub(super) fn unhold(c: &Columns, member: &Member) -> String {
     };
     let first = |after: &str| {
         format!(
-            "SELECT {key} AS key, {seq} AS seq, {part} AS slot, {retry} = 'infinity' AS held FROM {table} t \
-             WHERE {waiting}{after} ORDER BY {key}, {seq} LIMIT 1"
+            "SELECT {part} AS slot, {key} AS key, {seq} AS seq FROM {table} t WHERE {held} AND {after} \
+             ORDER BY {key}, {seq} LIMIT 1"
         )
     };
     format!(
-        "WITH RECURSIVE w AS (({first}) UNION ALL SELECT step.* FROM w CROSS JOIN LATERAL ({next}) AS step), \
-         free AS MATERIALIZED (SELECT w.key FROM w WHERE w.held AND w.slot = ANY($1::smallint[]) \
-           AND $3::text[] IS NOT NULL{dead}), \
-         row AS MATERIALIZED (SELECT held.seq FROM free CROSS JOIN LATERAL (SELECT {seq} AS seq FROM {table} t \
-           WHERE {key} = free.key AND {waiting} AND {retry} = 'infinity' ORDER BY {seq} LIMIT $2) AS held \
-           ORDER BY held.seq LIMIT $2) \
-         UPDATE {table} t SET {retry_col} = NULL WHERE {seq} = ANY(ARRAY(SELECT seq FROM row)) AND {waiting}",
-        first = first(""),
-        next = first(&format!(" AND {key} > w.key")),
+        "WITH RECURSIVE w AS (\
+           SELECT step.* FROM unnest($1::smallint[]) AS lane(slot) CROSS JOIN LATERAL ({first}) AS step \
+           UNION ALL SELECT step.* FROM w CROSS JOIN LATERAL ({next}) AS step) \
+         SELECT w.slot, w.key FROM w WHERE $3::text[] IS NOT NULL \
+           AND NOT EXISTS (SELECT FROM {table} t WHERE {key} = w.key AND {phase_open} AND {retry} IS NOT NULL \
+             AND {seq} < w.seq{streams}){dead} LIMIT $2",
+        first = first(&format!("{part} = lane.slot")),
+        next = first(&format!("{part} = w.slot AND {key} > w.key")),
+    )
+}
+
+/// Frees held events of these keys, the first ones of each. Parameters: slots, keys, how many, streams.
+///
+/// A statement of its own: what the one above finds is nothing most of the time, and unknown to the planner,
+/// which for the two in one prepared for millions. If a key waits again meanwhile, the claim holds these back
+/// once more.
+pub(super) fn unhold(c: &Columns, member: &Member) -> String {
+    let n = Names::new(c);
+    let Names { seq, part, phase_open, retry, key, .. } = &n;
+    let table = &c.table;
+    let streams = stream_filter(member, &n, "$4");
+    let held = format!("{phase_open} AND {retry} = 'infinity'{streams}");
+    format!(
+        "WITH row AS MATERIALIZED (SELECT held.seq FROM unnest($1::smallint[], $2::text[]) AS free(slot, key) \
+           CROSS JOIN LATERAL (SELECT {seq} AS seq FROM {table} t \
+             WHERE {part} = free.slot AND {key} = free.key AND {held} ORDER BY {seq} LIMIT $3) AS held \
+           WHERE $4::text[] IS NOT NULL ORDER BY held.seq LIMIT $3) \
+         UPDATE {table} t SET {retry_col} = NULL WHERE {seq} = ANY(ARRAY(SELECT seq FROM row)) AND {held}",
         retry_col = bare_of(retry),
     )
 }

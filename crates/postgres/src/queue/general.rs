@@ -38,7 +38,7 @@ impl PgQueue {
             .bind(&member.streams)
             .bind(as_i64(request.max_payload))
             .fetch(conn.get());
-        let claimed = collect(rows, columns, request).await?;
+        let (claimed, _) = collect(rows, columns, request).await?;
         conn.commit().await?;
         Ok(claimed)
     }
@@ -50,7 +50,8 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let table = &c.table;
     let side = c.join_side();
     let identity = c.identity();
-    let key = c.key();
+    // A row without a key is in a partition, too: it is to be rejected, not overlooked.
+    let key = c.label(&c.spec.aggregate_id);
     let retry = c.next_retry_at();
     let lost = c.lost_leases();
     let attempts = c.attempts();
@@ -110,6 +111,12 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     };
     let moved = moved(c);
     let returned = c.event_columns("$9");
+    // Where attempts are counted here, the row as it is now decides: between this claim's snapshot and its lock
+    // another relay may have claimed the event and failed.
+    let attempts_now = match &c.spec.count {
+        Some(_) => "excluded.attempts",
+        None => "s.attempts + (s.claim_token IS NULL)::int",
+    };
     let attempt = match &c.spec.count {
         Some(Count::Retries(_)) => "candidate.attempts + 1",
         Some(Count::Attempts(_)) | None => "leased.attempts",
@@ -130,14 +137,16 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
            SELECT {outbox}, event, $1::uuid, now() + make_interval(secs => $4), attempts + (NOT takeover)::int, \
              lost + takeover::int FROM chosen \
            ON CONFLICT (outbox, event) DO UPDATE SET claim_token = excluded.claim_token, \
-             locked_until = excluded.locked_until, attempts = excluded.attempts, lost_leases = excluded.lost_leases \
-           WHERE {free} RETURNING s.event, s.attempts, s.lost_leases), \
+             locked_until = excluded.locked_until, attempts = {attempts_now}, \
+             lost_leases = s.lost_leases + (s.claim_token IS NOT NULL)::int \
+           WHERE {free} AND (s.next_retry_at IS NULL OR s.next_retry_at <= now()) RETURNING s.event, s.attempts, s.lost_leases), \
          suspected AS (UPDATE {side_table} s SET claim_token = NULL, locked_until = NULL, \
              attempts = greatest(s.attempts - 1, 0), lost_leases = s.lost_leases + 1 \
            FROM candidate x WHERE s.outbox = {outbox} AND s.event = x.event AND x.suspect AND x.takeover \
              AND NOT {alone} AND {free}) \
          {refunded} {moved} \
-         SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, got.* \
+         SELECT EXISTS (SELECT FROM me) AS alive, false AS held, \
+           EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, got.* \
          FROM (SELECT 1) AS one LEFT JOIN (SELECT candidate.event AS row_id, candidate.slot, \
              ({attempt})::int AS attempt, leased.lost_leases AS lost, candidate.waited, {place_names}, {returned} \
            FROM leased JOIN candidate USING (event) JOIN {table} t ON {identity} = candidate.identity) AS got ON true \
@@ -181,16 +190,21 @@ fn blocked(
     };
     let retry = c.next_retry_at();
     // An event that is being delivered under a token of ours counts as waiting if it failed before: behind
-    // it nothing may overtake. A suspect waits for its turn alone, but must not stand in its own way.
-    let suspects = if alone { "false".to_owned() } else { format!("({suspect} AND {free})") };
-    let waits = format!(
-        "{open} AND (coalesce({retry} > now(), false) OR (NOT {free} AND {failed_before}) OR {suspects})",
-        open = c.is_open(),
-        failed_before = match &c.spec.count {
-            Some(Count::Retries(_)) => format!("{} > 0", c.attempts()),
-            Some(Count::Attempts(_)) | None => format!("{} > 1", c.attempts()),
-        },
-    );
+    // it nothing may overtake. A suspect waits for its turn alone; when that has come, everything else before
+    // it is in its way, for a claim of the usual kind to take first, but it itself is not.
+    let suspects = format!("({suspect} AND {free})");
+    let waits = if alone {
+        format!("{} AND (NOT {suspects} OR coalesce({retry} > now(), false))", c.is_open())
+    } else {
+        format!(
+            "{open} AND (coalesce({retry} > now(), false) OR (NOT {free} AND {failed_before}) OR {suspects})",
+            open = c.is_open(),
+            failed_before = match &c.spec.count {
+                Some(Count::Retries(_)) => format!("{} > 0", c.attempts()),
+                Some(Count::Attempts(_)) | None => format!("{} > 1", c.attempts()),
+            },
+        )
+    };
     let dead = if member.block_on_dead { format!(" OR {}", c.is_dead_or_unknown()) } else { String::new() };
     let order = c.order();
     let place_columns: Vec<String> =

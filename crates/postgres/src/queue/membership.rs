@@ -31,8 +31,24 @@ async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<(
 pub(super) async fn join(outbox: &PgOutbox, c: &Columns, member: &Member) -> Result<()> {
     let mut conn = outbox.begin().await?;
     lock_group(outbox, &mut conn, c).await?;
+    // A relay that is not counted below must not come back with its next heartbeat: it is evicted, which waits
+    // for a claim that it has under way. Relays of one's own group are left to `take`, which gives away what
+    // they owned.
+    // Without order nobody takes anything, so those of long ago are forgotten here.
+    let evict = format!(
+        "DELETE FROM {} WHERE outbox = $1 AND expires_at < now() \
+         AND (grp <> $2 OR expires_at < now() - interval '1 day')",
+        c.relay
+    );
+    sqlx::query(AssertSqlSafe(evict))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .execute(conn.get())
+        .await
+        .map_err(doing("evicting other relays"))?;
     let overlap = format!(
-        "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 AND expires_at > now() \
+        "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 \
          AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
         c.relay
     );

@@ -27,6 +27,9 @@ use crate::{PgOutbox, columns::Columns, decode, error::doing, listen::Listener};
 /// With total order more would only be given back when one fails.
 const TOTAL_BATCH: usize = 100;
 
+/// How often a claim that found only events to hold back looks again: bounds how long it takes.
+const HOLD_ROUNDS: u32 = 100;
+
 /// How many held events one statement frees.
 const UNHOLD_BATCH: i64 = 10_000;
 
@@ -129,11 +132,24 @@ impl QueueStore for PgQueue {
             // There nothing is marked: what waits is worked out at each claim.
             return Ok(0);
         }
-        let sql = fast::unhold(columns, member);
         let mut conn = self.outbox.acquire().await?;
-        let done = sqlx::query(AssertSqlSafe(sql))
+        let found: Vec<(i16, String)> = sqlx::query_as(AssertSqlSafe(fast::freeable(columns, member)))
             .persistent(!self.outbox.pooled)
             .bind(slots(partitions, member.partitions))
+            .bind(UNHOLD_BATCH)
+            .bind(&member.streams)
+            .fetch_all(conn.get())
+            .await
+            .map_err(doing("looking for held events"))?;
+        if found.is_empty() {
+            conn.commit().await?;
+            return Ok(0);
+        }
+        let (slots, keys): (Vec<i16>, Vec<String>) = found.into_iter().unzip();
+        let done = sqlx::query(AssertSqlSafe(fast::unhold(columns, member)))
+            .persistent(!self.outbox.pooled)
+            .bind(slots)
+            .bind(keys)
             .bind(UNHOLD_BATCH)
             .bind(&member.streams)
             .execute(conn.get())
@@ -145,24 +161,23 @@ impl QueueStore for PgQueue {
 
     async fn backlog(&self, member: &Member) -> Result<Backlog> {
         let c = self.columns()?;
-        let stream = c.field(&c.spec.stream);
-        let order = c.order();
-        let earlier = order.iter().map(|expression| expression.replacen("t.", "d.", 1)).collect::<Vec<_>>();
+        let ours = format!("(cardinality($1::text[]) = 0 OR {} = ANY($1))", c.field(&c.spec.stream));
+        let order = c.order().join(", ");
         let blocked = if member.block_on_dead && member.order == Order::Key {
-            let dead = c.is_dead_or_unknown().replace("t.", "d.");
             format!(
-                "count(*) FILTER (WHERE EXISTS (SELECT FROM {} d WHERE {} = {} AND {dead} AND ({}) < ({})))",
+                "count(*) FILTER (WHERE EXISTS (SELECT FROM {} t WHERE {} = o.key AND {} AND {ours} \
+                 AND ROW({order}) < o.place))",
                 c.table,
-                c.key().replacen("t.", "d.", 1),
                 c.key(),
-                earlier.join(", "),
-                order.join(", ")
+                c.is_dead_or_unknown(),
             )
         } else {
             "0::bigint".into()
         };
         let sql = format!(
-            "SELECT count(*), {blocked} FROM {} t WHERE {} AND (cardinality($1::text[]) = 0 OR {stream} = ANY($1))",
+            "SELECT count(*), {blocked} FROM (SELECT {} AS key, ROW({order}) AS place FROM {} t \
+             WHERE {} AND {ours}) AS o",
+            c.key(),
             c.table,
             c.is_open(),
         );
@@ -221,28 +236,38 @@ impl PgQueue {
             Order::None | Order::Key => request.events,
         };
         let fair = (events.div_ceil(lanes.max(1)) * 2).max(8);
-        let per_lane = match member.order {
+        let mut per_lane = match member.order {
             Order::Total => events,
             Order::None | Order::Key => self.per_lane.load(Ordering::Relaxed).clamp(fair, events.max(fair)),
         };
         let sql = fast::claim(columns, member, request.alone);
-        let mut conn = self.outbox.acquire().await?;
-        let rows = sqlx::query(AssertSqlSafe(sql))
-            .persistent(!self.outbox.pooled)
-            .bind(request.token)
-            .bind(as_i64(events))
-            .bind(as_i64(request.bytes))
-            .bind(member.lease.as_secs_f64())
-            .bind(member.id)
-            .bind(slots)
-            .bind(request.tokens)
-            .bind(&member.streams)
-            .bind(as_i64(per_lane))
-            .bind(as_i64(request.max_payload))
-            .bind(request.alone)
-            .fetch(conn.get());
-        let mut claimed = collect(rows, columns, request).await?;
-        conn.commit().await?;
+        let mut rounds = HOLD_ROUNDS;
+        let mut claimed = loop {
+            let mut conn = self.outbox.acquire().await?;
+            let rows = sqlx::query(AssertSqlSafe(sql.clone()))
+                .persistent(!self.outbox.pooled)
+                .bind(request.token)
+                .bind(as_i64(events))
+                .bind(as_i64(request.bytes))
+                .bind(member.lease.as_secs_f64())
+                .bind(member.id)
+                .bind(&slots)
+                .bind(request.tokens)
+                .bind(&member.streams)
+                .bind(as_i64(per_lane))
+                .bind(as_i64(request.max_payload))
+                .bind(request.alone)
+                .fetch(conn.get());
+            let (claimed, held) = collect(rows, columns, request).await?;
+            conn.commit().await?;
+            rounds -= 1;
+            // Nothing was found but events behind one that waits. They are out of the way now: an empty answer
+            // would let the relay rest, with who knows what behind them.
+            if !held || !claimed.rows.is_empty() || claimed.suspects || rounds == 0 {
+                break claimed;
+            }
+            per_lane = (per_lane * 4).min(events.max(fair));
+        };
         for row in &mut claimed.rows {
             row.partition = partition_of(row.partition, member.partitions);
         }
@@ -269,20 +294,23 @@ impl PgQueue {
     }
 }
 
-/// Reads claimed rows as they come, and keeps no more bytes than the request allows.
+/// Reads claimed rows as they come, and keeps no more bytes than the request allows. Says, too, whether the
+/// claim held events back.
 async fn collect(
     mut rows: impl futures::Stream<Item = sqlx::Result<PgRow>> + Unpin,
     columns: &Columns,
     request: &ClaimRequest<'_>,
-) -> Result<Claimed> {
+) -> Result<(Claimed, bool)> {
     let failed = doing("claiming");
     let mut claimed = Claimed::default();
+    let mut held = false;
     let mut bytes = 0;
     while let Some(row) = rows.try_next().await.map_err(&failed)? {
         let alive: bool = row.try_get("alive").map_err(&failed)?;
         if !alive {
             return Err(evicted());
         }
+        held |= row.try_get::<bool, _>("held").map_err(&failed)?;
         claimed.suspects |= row.try_get::<bool, _>("suspects").map_err(&failed)?;
         let Some(key) = row_key(&row, columns)? else { continue };
         if bytes >= request.bytes && !claimed.rows.is_empty() {
@@ -304,7 +332,7 @@ async fn collect(
             event,
         });
     }
-    Ok(claimed)
+    Ok((claimed, held))
 }
 
 fn row_key(row: &PgRow, columns: &Columns) -> Result<Option<RowKey>> {

@@ -74,7 +74,7 @@ async fn apply(
     let mut messages: Vec<Option<String>> = Vec::with_capacity(rows.len());
     for (_, verdict) in rows {
         let (after, error) = match verdict {
-            Verdict::Retry { after, error } => (after.as_secs_f64(), Some(error)),
+            Verdict::Retry { after, error } => (after.as_secs_f64().min(LONGEST_WAIT), Some(error)),
             Verdict::Dead { error } | Verdict::Unknown { error } => (0.0, Some(error)),
             Verdict::Delivered | Verdict::Released => (0.0, None),
         };
@@ -106,6 +106,10 @@ async fn apply(
     }
     Ok(())
 }
+
+/// What a sink may ask for at most, in seconds: ten years. The server refuses times that its calendar does not
+/// have, and a settle that is refused stops the relay.
+const LONGEST_WAIT: f64 = 10.0 * 365.0 * 86_400.0;
 
 /// Text that PostgreSQL can store, and an operator can read.
 fn storable(text: &str, limit: usize) -> String {
@@ -166,7 +170,7 @@ fn general(c: &Columns, order: Order, kind: Kind) -> String {
         Kind::Dead if !error_here => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
         Kind::Dead => {
             format!(
-                "UPDATE {side} s SET {free}, lost_leases = 0{error} FROM {values} WHERE {mine} {returning}"
+                "UPDATE {side} s SET {free}, lost_leases = 0, unknown = false{error} FROM {values} WHERE {mine} {returning}"
             )
         }
         Kind::Unknown => format!(
@@ -218,9 +222,10 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
             None => "v.attempts > 0".into(),
         };
         format!(
-            "CASE WHEN {failed_before} THEN {} ELSE {} END",
+            "(CASE WHEN {failed_before} THEN {} ELSE {} END)::{}",
             literal(&c.status.retrying.word),
-            literal(&c.status.new.word)
+            literal(&c.status.new.word),
+            c.type_of(&c.status.column)
         )
     } else {
         literal(&role.word)
@@ -256,8 +261,11 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
     }
     if kind != Kind::Released {
         // Nothing to say on delivery: what went wrong before is history.
-        set.extend(spec.error_code.iter().map(|column| format!("{} = v.code", quote(column))));
-        set.extend(spec.error_message.iter().map(|column| format!("{} = v.message", quote(column))));
+        for (column, value) in [(&spec.error_code, "v.code"), (&spec.error_message, "v.message")] {
+            set.extend(
+                column.iter().map(|column| format!("{} = {}", quote(column), c.fitted(column, value))),
+            );
+        }
     }
     if matches!(kind, Kind::Delivered | Kind::Dead | Kind::Unknown) {
         set.extend(
