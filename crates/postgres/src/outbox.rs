@@ -8,7 +8,7 @@ use airtight_core::{
     table::{TableSpec, quote},
 };
 use sqlx::{
-    ConnectOptions, PgConnection, PgPool, Postgres, Transaction,
+    ConnectOptions, Executor, PgConnection, PgPool, Postgres, Transaction,
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -93,6 +93,16 @@ impl PgOutbox {
             .idle_timeout(Duration::from_secs(300))
             // A broken connection shows itself at the next statement, which is repeated anyway.
             .test_before_acquire(false)
+            .after_connect(move |connection, _| {
+                Box::pin(async move {
+                    // The planner, guessing high, would compile short statements for longer than they run. Behind a
+                    // pooler there is no session to set it in.
+                    if !pooled {
+                        connection.execute("SET jit = off").await?;
+                    }
+                    Ok(())
+                })
+            })
             .connect_lazy_with(connect);
         Self::build(pool, options, pooled)
     }
