@@ -29,7 +29,7 @@ enum Bench {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: i64,
         /// How many claims of each.
-        #[arg(long, default_value_t = 60)]
+        #[arg(long, default_value_t = 40)]
         claims: usize,
     },
     /// Publishing into and draining an SQLite file.
