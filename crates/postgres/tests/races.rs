@@ -1,5 +1,7 @@
 //! Scripted interleavings and unusual tables: what must hold when two sessions meet, or a row is odd.
 
+#![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
+
 mod support;
 
 use std::time::Duration;
@@ -151,8 +153,12 @@ async fn waiting(db: &TestDb, sessions: i64) {
 #[tokio::test]
 async fn long_names_can_notify() {
     let Some(db) = TestDb::create("long_names").await else { return };
-    let options =
-        PgOptions { schema: "s".repeat(40), table: "t".repeat(40), notify: true, ..PgOptions::default() };
+    let options = PgOptions {
+        schema: "s".repeat(40),
+        table: "t".repeat(40),
+        notify: Some(true),
+        ..PgOptions::default()
+    };
     let outbox = PgOutbox::connect(&db.url(), options).await.unwrap();
     outbox.migrate().await.unwrap();
     let sink = MemorySink::new();
