@@ -295,3 +295,16 @@ async fn a_lost_answer_to_joining_again_does_not_end_a_relay() {
     let batch = some(&queue).await;
     assert!(!batch.ownership.is_lost());
 }
+
+/// A relay whose leases can never be renewed again would own its partitions to no end and deliver nothing: whoever
+/// asks it for events is told, and stops.
+#[tokio::test]
+async fn a_permanent_error_of_the_heartbeat_reaches_the_relay() {
+    let store = MemoryStore::new();
+    let queue = open(&store, options(Order::Key, 400)).await;
+    let error = Error::permanent("overlap", "another group reads these streams now");
+    store.fail_next_with(Verb::Heartbeat, When::Before, error);
+    let told = eventually_some(PATIENCE, "the error", async || queue.next(ALL).await.err()).await;
+    assert_eq!(told.code(), "overlap");
+    queue.close().await.expect("close");
+}

@@ -27,7 +27,8 @@ pub use self::store::{
     SUSPECT_AFTER,
 };
 use crate::{
-    Backlog, Batch, Delivery, Error, Limits, Order, Ownership, Position, Result, Settlement, Source, Verdict,
+    Backlog, Batch, Class, Delivery, Error, Limits, Order, Ownership, Position, Result, Settlement, Source,
+    Verdict,
     event::MAX_PAYLOAD_BYTES,
     source::{Reject, Settled},
 };
@@ -127,6 +128,8 @@ struct State {
     suspects: bool,
     /// A suspect is being delivered alone.
     alone: bool,
+    /// Leases can no longer be renewed, and never will be.
+    failed: Option<Error>,
 }
 
 struct InFlight {
@@ -153,6 +156,7 @@ impl<S: QueueStore> Queue<S> {
             next_position: 0,
             suspects: false,
             alone: false,
+            failed: None,
         };
         let shared = Shared {
             store,
@@ -185,6 +189,9 @@ impl<S: QueueStore> Source for Queue<S> {
 
     async fn next(&self, limits: Limits) -> Result<Batch> {
         loop {
+            if let Some(error) = self.shared.state().failed.clone() {
+                return Err(error);
+            }
             let asked = self.shared.state().ask();
             let Some(asked) = asked else { return Ok(Batch::empty()) };
             let batch = self.shared.claim(&asked, limits).await;
@@ -358,6 +365,12 @@ impl<S: QueueStore> Shared<S> {
             }
             match self.tick().await {
                 Ok(()) => failing = false,
+                Err(error) if error.class() == Class::Permanent => {
+                    // Trying on would keep the relay on the list without ever delivering: the next fetch tells.
+                    self.state().failed = Some(error);
+                    self.changed.notify_one();
+                    return;
+                }
                 Err(error) if !failing => {
                     failing = true;
                     tracing::warn!(%error, "cannot renew leases; trying on");
