@@ -1,12 +1,12 @@
 //! What an operator asks: counts, lists, retries, retention. Every statement is bounded.
 
+mod report;
+
 use std::time::Duration;
 
 use airtight_core::{
     NewEvent, Published, Result,
-    admin::{
-        Acted, Admin, BlockedKey, Detail, Filter, Finding, RelayStatus, Row as ListRow, Status, StreamStatus,
-    },
+    admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Row as ListRow, Status, StreamStatus},
     event::MAX_PAYLOAD_BYTES,
     state::State,
     table::{Count, literal, quote},
@@ -15,12 +15,12 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgRow};
 use uuid::Uuid;
 
+use self::report::{blocked_keys, done_counts, open_counts, relays, unread_streams};
 use crate::{
     PgOutbox,
     columns::{Columns, col},
     decode,
     error::doing,
-    outbox::Conn,
 };
 
 /// How many rows one statement of retention, bulk retry or bulk discard touches.
@@ -465,161 +465,4 @@ fn bind_filter<'q>(mut query: Query<'q>, c: &Columns, filter: &Filter) -> Query<
         (Some(after), Some(_)) => query.bind(after),
         _ => query,
     }
-}
-
-async fn open_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<StreamStatus>> {
-    let sql = format!(
-        "SELECT stream, \
-           count(*) FILTER (WHERE state = 'pending' AND NOT waits) AS pending, \
-           count(*) FILTER (WHERE state = 'pending' AND waits) AS retrying, \
-           count(*) FILTER (WHERE state = 'processing') AS processing, \
-           count(*) FILTER (WHERE state = 'unknown') AS unknown, \
-           count(*) FILTER (WHERE state NOT IN ('pending', 'processing', 'unknown')) AS dead, \
-           extract(epoch FROM now() - min(created) FILTER (WHERE state IN ('pending', 'processing')))::float8 AS oldest \
-         FROM (SELECT {stream} AS stream, {state} AS state, {waits} AS waits, \
-             {created} AS created FROM {table} t {side} WHERE {open} \
-           UNION ALL SELECT {stream}, {state}, false, {created} FROM {table} t {side} WHERE {dead}) AS open \
-         GROUP BY stream",
-        stream = c.label(&c.spec.stream),
-        state = c.state(),
-        waits = if c.is_fast() {
-            format!("{} IS NOT NULL", c.next_retry_at())
-        } else {
-            format!("{} > 0", c.attempts())
-        },
-        created = c.created_at(),
-        table = c.table,
-        side = c.join_side(),
-        open = c.is_open(),
-        dead = c.is_dead_or_unknown(),
-    );
-    let rows = sqlx::query(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .fetch_all(conn.get())
-        .await
-        .map_err(doing("counting events"))?;
-    rows.iter()
-        .map(|row| {
-            let count =
-                |name: &str| Ok::<u64, airtight_core::Error>(decode::get::<i64>(row, name)?.unsigned_abs());
-            Ok(StreamStatus {
-                stream: decode::get(row, "stream")?,
-                pending: count("pending")?,
-                retrying: count("retrying")?,
-                processing: count("processing")?,
-                done: 0,
-                dead: count("dead")?,
-                unknown: count("unknown")?,
-                oldest_pending_seconds: decode::get(row, "oldest")?,
-            })
-        })
-        .collect()
-}
-
-async fn done_counts(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<(String, u64)>> {
-    let sql = format!(
-        "SELECT stream, count(*) FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT {DONE_CAP}) AS done GROUP BY stream",
-        c.label(&c.spec.stream),
-        c.table,
-        c.is(&c.status.done)
-    );
-    let rows: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .fetch_all(conn.get())
-        .await
-        .map_err(doing("counting done events"))?;
-    Ok(rows.into_iter().map(|(stream, count)| (stream, count.unsigned_abs())).collect())
-}
-
-async fn relays(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<RelayStatus>> {
-    let sql = format!(
-        "SELECT r.id::text AS id, r.host, r.streams, r.ord, extract(epoch FROM r.expires_at - now())::float8 AS lease, \
-           (SELECT count(*) FROM {} p WHERE p.owner = r.id) AS partitions \
-         FROM {} r WHERE r.outbox = $1 AND r.expires_at > now() ORDER BY r.started_at, r.id",
-        c.partition, c.relay
-    );
-    let rows = sqlx::query(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .fetch_all(conn.get())
-        .await
-        .map_err(doing("listing relays"))?;
-    rows.iter()
-        .map(|row| {
-            Ok(RelayStatus {
-                id: decode::get(row, "id")?,
-                host: decode::get(row, "host")?,
-                streams: decode::get(row, "streams")?,
-                order: decode::get(row, "ord")?,
-                partitions: decode::get::<i64>(row, "partitions")?.unsigned_abs(),
-                lease_seconds: decode::get(row, "lease")?,
-            })
-        })
-        .collect()
-}
-
-/// Streams with something to deliver that no live relay reads.
-async fn unread_streams(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<String>> {
-    let sql = format!(
-        "SELECT DISTINCT stream FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT 100000) AS open \
-         WHERE NOT EXISTS (SELECT FROM {} r WHERE r.outbox = $1 AND r.expires_at > now() \
-           AND (cardinality(r.streams) = 0 OR open.stream = ANY(r.streams))) ORDER BY stream LIMIT 100",
-        c.label(&c.spec.stream),
-        c.table,
-        c.is_open(),
-        c.relay
-    );
-    sqlx::query_scalar(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .fetch_all(conn.get())
-        .await
-        .map_err(doing("looking for streams nobody reads"))
-}
-
-/// Keys with a failed or dead event and others waiting behind it.
-async fn blocked_keys(
-    outbox: &PgOutbox,
-    conn: &mut Conn,
-    c: &Columns,
-    limit: i64,
-) -> Result<Vec<BlockedKey>> {
-    let retry = c.next_retry_at();
-    // On a fast table what waits is marked; elsewhere it is everything open behind a waiting event.
-    let held = if c.is_fast() {
-        format!("{} AND {retry} = 'infinity'", c.is_open())
-    } else {
-        format!("{} AND s.claim_token IS NULL", c.is_open())
-    };
-    let waits = format!("({} AND {retry} IS NOT NULL AND {retry} < 'infinity')", c.is_open());
-    let order = c.order().join(", ");
-    let sql = format!(
-        "WITH head AS MATERIALIZED (SELECT DISTINCT ON ({key}) {key} AS key, {id}::text AS id, {state} AS state, \
-             ROW({order}) AS place FROM {table} t {side} WHERE {waits} OR {dead} ORDER BY {key}, {order}) \
-         SELECT head.key, head.id, head.state, behind.held FROM head CROSS JOIN LATERAL (SELECT count(*) AS held \
-           FROM {table} t {side} WHERE {key} = head.key AND {held} AND ROW({order}) > head.place) AS behind \
-         WHERE behind.held > 0 ORDER BY behind.held DESC, head.key LIMIT $1",
-        key = if c.is_fast() { c.key() } else { c.label(&c.spec.aggregate_id) },
-        id = col(&c.spec.id),
-        state = c.state(),
-        table = c.table,
-        side = c.join_side(),
-        dead = c.is_dead_or_unknown(),
-    );
-    let rows = sqlx::query(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(limit)
-        .fetch_all(conn.get())
-        .await
-        .map_err(doing("listing blocked keys"))?;
-    rows.iter()
-        .map(|row| {
-            Ok(BlockedKey {
-                aggregate_id: decode::get(row, "key")?,
-                behind_id: decode::get(row, "id")?,
-                behind_state: decode::get(row, "state")?,
-                held: decode::get::<i64>(row, "held")?.unsigned_abs(),
-            })
-        })
-        .collect()
 }
