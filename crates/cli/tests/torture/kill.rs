@@ -13,7 +13,10 @@ use crate::{
     process::RelayProcess,
 };
 
+/// At least so many kills, and so many of relays that had delivered something; on a slow machine that takes more.
 const KILLS: usize = 50;
+const WORKED: usize = 15;
+const MOST_KILLS: usize = 150;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_by_50_kills_on_postgres() {
@@ -32,8 +35,8 @@ async fn nothing_is_lost_by_50_kills_on_sqlite() {
 async fn survive(bank: &Bank, out: &Path) {
     let (url, to) = (bank.url(), format!("file:{}", out.display()));
     let writers = bank.start_writers(4, 8, Duration::from_millis(8));
-    let mut worked = 0;
-    for _ in 0..KILLS {
+    let (mut kills, mut worked) = (0, 0);
+    while kills < KILLS || (worked < WORKED && kills < MOST_KILLS) {
         let before = size(out);
         let mut relay = RelayProcess::start([
             "run", "--from", &url, "--to", &to, "--lease", "1", "--poll", "50", "--batch", "50",
@@ -41,6 +44,7 @@ async fn survive(bank: &Bank, out: &Path) {
         // A lease of one second has to run out before the next relay may work, hence the upper end.
         tokio::time::sleep(Duration::from_millis(fastrand::u64(20..1_700))).await;
         relay.kill();
+        kills += 1;
         worked += usize::from(size(out) > before);
     }
     writers.stop().await;
@@ -49,12 +53,12 @@ async fn survive(bank: &Bank, out: &Path) {
     let arrived = read(out);
     let ledger = bank.ledger().await;
     println!(
-        "{KILLS} kills, {worked} of them after deliveries; {} committed, {} arrived",
+        "{kills} kills, {worked} of them after deliveries; {} committed, {} arrived",
         ledger.len(),
         arrived.len()
     );
     audit(&ledger, &arrived);
-    assert!(worked * 4 >= KILLS, "only {worked} of {KILLS} relays lived to deliver anything: no test at all");
+    assert!(worked >= WORKED, "only {worked} of {kills} relays lived to deliver anything: no test at all");
     assert!(ledger.len() > 500, "only {} events were committed", ledger.len());
     let dead: u64 = bank.admin().status().await.unwrap().streams.iter().map(|s| s.dead + s.unknown).sum();
     assert_eq!(dead, 0, "kills make no event dead; {summary}");
