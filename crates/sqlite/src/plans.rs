@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::{
     SqliteOutbox,
     candidate::{Kind, barrier_statements, select_statement},
+    claim::idle_statement,
     hold::free_keys_statement,
     inspect::list_statement,
     settle::still_held_statement,
@@ -77,6 +78,10 @@ async fn check(outbox: &SqliteOutbox, member: &Member) {
         alone: false,
     };
     let about = format!("{:?} {:?}", member.order, member.streams);
+
+    let text = plan(outbox, &idle_statement(sql)).await;
+    assert!(text.contains("INDEX airtight_outbox_hot"), "{about}: {text}");
+    assert!(text.contains("INDEX airtight_outbox_waiting"), "{about}: {text}");
 
     let text = plan(outbox, &select_statement(sql, &request, Kind::Hot)).await;
     assert!(text.contains("USING INDEX airtight_outbox_hot"), "{about}: {text}");
