@@ -14,6 +14,7 @@ use airtight_core::{
     queue::QueueOptions,
 };
 use airtight_sqlite::SqliteOutbox;
+use airtight_testkit::wait::eventually;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
@@ -114,19 +115,13 @@ async fn run(order: Order, lease: Duration) {
             let events: Vec<_> = (0..50).map(|n| event(&format!("k{}", (round * 7 + n) % 23))).collect();
             Admin::publish(&publisher, &events).await.unwrap();
         }
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(90);
-        loop {
+        eventually(Duration::from_secs(90), "everything to be done", async || {
             let done = fixture.text("SELECT count(*) FROM airtight_outbox WHERE status = 'done'").await;
-            if done == total.to_string() {
-                break;
-            }
-            let status = fixture.outbox.status().await.unwrap();
-            assert!(tokio::time::Instant::now() < deadline, "{done} of {total} done: {status:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            done == total.to_string()
+        })
+        .await;
         stop.cancel();
     };
-    // Side by side in this task: the future of a relay cannot be sent to another.
     let (ended, ()) = futures::future::join(futures::future::join_all(relays), work).await;
     for relay in ended {
         relay.unwrap();
