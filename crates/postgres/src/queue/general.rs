@@ -93,7 +93,7 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
 
     let suspect = format!("{lost} + (s.claim_token IS NOT NULL)::int >= {SUSPECT_AFTER}");
     let wanted = if alone { suspect.clone() } else { "true".into() };
-    let blocked = blocked(c, member, alone, &key, &order_by, &places, &suspect, &free);
+    let blocked = blocked(c, member, alone, &places, &suspect, &free);
     let lock = if member.order == Order::None { "FOR UPDATE OF t SKIP LOCKED" } else { "FOR UPDATE OF t" };
     let no_suspect_before = match member.order {
         _ if alone => "true".to_owned(),
@@ -172,20 +172,17 @@ struct Blocked {
 
 /// Keeps events out that stand behind one that waits. The filter comes before the claim's LIMIT, or a key
 /// with many events behind a waiting one would leave no room for the others.
-#[allow(clippy::too_many_arguments)]
 fn blocked(
     c: &Columns,
     member: &Member,
     alone: bool,
-    key: &str,
-    order_by: &str,
     places: &[String],
     suspect: &str,
     free: &str,
 ) -> Blocked {
     let group = match member.order {
         Order::None => return Blocked { cte: String::new(), filter: String::new() },
-        Order::Key => key.to_owned(),
+        Order::Key => c.label(&c.spec.aggregate_id),
         Order::Total => "''::text".to_owned(),
     };
     let retry = c.next_retry_at();
@@ -207,6 +204,7 @@ fn blocked(
     };
     let dead = if member.block_on_dead { format!(" OR {}", c.is_dead_or_unknown()) } else { String::new() };
     let order = c.order();
+    let order_by = order.join(", ");
     let place_columns: Vec<String> =
         order.iter().zip(places).map(|(expression, name)| format!("{expression} AS {name}")).collect();
     let cte = format!(
