@@ -12,7 +12,8 @@
 //! | [`error`] | errors that say whether to retry, give up or wait |
 //! | [`source`], [`sink`] | the delivery contract |
 //! | [`relay`] | the engine |
-//! | [`queue`] | claims, leases and key partitions, shared by all stores |
+//! | [`group`] | relays that share key partitions |
+//! | [`queue`] | claims and leases, shared by all stores |
 //! | [`table`] | `TableSpec`: which column of whose table means what |
 //! | [`admin`] | what an operator may ask of a store |
 //! | [`dispatch`] | typed in-process handlers as a sink |
@@ -25,6 +26,7 @@ pub mod dispatch;
 pub mod envelope;
 pub mod error;
 pub mod event;
+pub mod group;
 pub mod queue;
 pub mod relay;
 pub mod sink;

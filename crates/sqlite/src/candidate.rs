@@ -2,7 +2,8 @@
 
 use airtight_core::{
     Order, Result,
-    queue::{ClaimRequest, Member, RowKey, SUSPECT_AFTER},
+    group::Member,
+    queue::{ClaimRequest, RowKey, SUSPECT_AFTER},
     table::quote,
 };
 use serde_json::{Value, json};

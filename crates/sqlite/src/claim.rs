@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use airtight_core::{
     Order, Result,
-    queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowKey, evicted},
+    group::evicted,
+    queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowKey},
 };
 use futures::TryStreamExt;
 use serde_json::{Value, json};

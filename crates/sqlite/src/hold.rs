@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use airtight_core::{Order, Result, queue::Member};
+use airtight_core::{Order, Result, group::Member};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, SqliteConnection, sqlite::SqliteRow};
 

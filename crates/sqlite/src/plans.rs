@@ -8,7 +8,8 @@ use std::time::Duration;
 use airtight_core::{
     Order,
     admin::{Admin, Filter},
-    queue::{ClaimRequest, Member},
+    group::Member,
+    queue::ClaimRequest,
     state::State,
 };
 use sqlx::{AssertSqlSafe, Row};

@@ -7,7 +7,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use airtight_core::{
     Backlog, Error, Order, Result, Verdict,
-    queue::{ClaimRequest, Claimed, Member, Pulse, QueueStore, RowClaim},
+    group::{Member, Members, Pulse},
+    queue::{ClaimRequest, Claimed, QueueStore, RowClaim},
 };
 use async_trait::async_trait;
 use serde_json::json;
@@ -119,14 +120,7 @@ impl SqliteQueue {
 }
 
 #[async_trait]
-impl QueueStore for SqliteQueue {
-    async fn open(&self) -> Result<()> {
-        let sql = self.outbox.queue_sql()?;
-        let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
-        let problems = schema::problems(&mut conn, sql).await?;
-        if problems.is_empty() { Ok(()) } else { Err(Error::permanent("bad_table", problems.join("; "))) }
-    }
-
+impl Members for SqliteQueue {
     async fn join(&self, member: &Member) -> Result<()> {
         let sql = self.outbox.queue_sql()?;
         let mut tx = self.outbox.begin().await?;
@@ -268,18 +262,6 @@ impl QueueStore for SqliteQueue {
         tx.commit().await
     }
 
-    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed> {
-        claim::claim(&self.outbox, request).await
-    }
-
-    async fn settle(&self, _member: &Member, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>> {
-        settle::settle(&self.outbox, rows).await
-    }
-
-    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
-        hold::unhold(&self.outbox, member, partitions).await
-    }
-
     async fn leave(&self, member: &Member) -> Result<()> {
         let mut tx = self.outbox.begin().await?;
         let me = member.id.to_string();
@@ -290,6 +272,28 @@ impl QueueStore for SqliteQueue {
             sqlx::query(statement).bind(&me).execute(tx.conn()).await.map_err(db)?;
         }
         tx.commit().await
+    }
+}
+
+#[async_trait]
+impl QueueStore for SqliteQueue {
+    async fn open(&self) -> Result<()> {
+        let sql = self.outbox.queue_sql()?;
+        let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
+        let problems = schema::problems(&mut conn, sql).await?;
+        if problems.is_empty() { Ok(()) } else { Err(Error::permanent("bad_table", problems.join("; "))) }
+    }
+
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed> {
+        claim::claim(&self.outbox, request).await
+    }
+
+    async fn settle(&self, _member: &Member, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>> {
+        settle::settle(&self.outbox, rows).await
+    }
+
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
+        hold::unhold(&self.outbox, member, partitions).await
     }
 
     async fn backlog(&self, member: &Member) -> Result<Backlog> {

@@ -19,7 +19,8 @@ use std::{
 
 use airtight_core::{
     Backlog, Error, NewEvent, Published, Result, Verdict,
-    queue::{ClaimRequest, Claimed, Member, Pulse, QueueStore, RowClaim},
+    group::{Member, Members, Pulse},
+    queue::{ClaimRequest, Claimed, QueueStore, RowClaim},
     state::State,
 };
 use async_trait::async_trait;
@@ -274,11 +275,7 @@ impl MemoryTransaction {
 }
 
 #[async_trait]
-impl QueueStore for MemoryStore {
-    async fn open(&self) -> Result<()> {
-        self.script.before(Verb::Open).await?.after(()).await
-    }
-
+impl Members for MemoryStore {
     async fn join(&self, member: &Member) -> Result<()> {
         let rest = self.script.before(Verb::Join).await?;
         let joined = self.tables().join(member, self.now());
@@ -303,6 +300,19 @@ impl QueueStore for MemoryStore {
         rest.after(()).await
     }
 
+    async fn leave(&self, member: &Member) -> Result<()> {
+        let rest = self.script.before(Verb::Leave).await?;
+        self.tables().leave(member.id);
+        rest.after(()).await
+    }
+}
+
+#[async_trait]
+impl QueueStore for MemoryStore {
+    async fn open(&self) -> Result<()> {
+        self.script.before(Verb::Open).await?.after(()).await
+    }
+
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed> {
         let rest = self.script.before(Verb::Claim).await?;
         let claimed = self.tables().claim(request, self.now());
@@ -319,12 +329,6 @@ impl QueueStore for MemoryStore {
         let rest = self.script.before(Verb::Unhold).await?;
         let freed = self.tables().unhold(member, partitions);
         rest.after(freed).await
-    }
-
-    async fn leave(&self, member: &Member) -> Result<()> {
-        let rest = self.script.before(Verb::Leave).await?;
-        self.tables().leave(member.id);
-        rest.after(()).await
     }
 
     async fn backlog(&self, member: &Member) -> Result<Backlog> {

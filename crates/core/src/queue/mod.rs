@@ -8,7 +8,6 @@
 //! Killed at any point, this process leaves rows that are `processing` under a token nobody renews, and a
 //! relay whose lease runs out. Others evict it and take those rows over, in order; nothing else is needed.
 
-mod balance;
 mod store;
 
 use std::{
@@ -23,13 +22,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 pub use self::store::{
-    BadRow, ClaimRequest, Claimed, ClaimedRow, EVICTED, Member, Pulse, QueueStore, RowClaim, RowKey,
-    SUSPECT_AFTER,
+    BadRow, ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey, SUSPECT_AFTER,
 };
 use crate::{
     Backlog, Batch, Class, Delivery, Error, Limits, Order, Ownership, Position, Result, Settlement, Source,
     Verdict,
     event::MAX_PAYLOAD_BYTES,
+    group::{self, EVICTED, Group, Member, Pulse},
     source::{Reject, Settled},
 };
 
@@ -80,7 +79,7 @@ impl QueueOptions {
         let on_dead = if self.block_on_dead { "/block" } else { "" };
         Member {
             id: Uuid::new_v4(),
-            host: host_name(),
+            host: group::host_name(),
             group: format!("{}/{partitions}{on_dead}:{names}", self.order.as_str()),
             streams,
             order: self.order,
@@ -112,14 +111,7 @@ struct Shared<S> {
 }
 
 struct State {
-    member: Member,
-    /// Grows with every membership: rows of an earlier one are no longer renewed, nor counted as ours.
-    generation: u64,
-    /// Of the current membership.
-    ownership: Ownership,
-    owned: BTreeSet<u16>,
-    /// Owned, beyond our share, and given up once nothing of theirs is in flight.
-    giving: BTreeSet<u16>,
+    group: Group,
     in_flight: HashMap<Position, InFlight>,
     /// Partitions of the claim that is under way: its rows are not in flight yet, but may be any moment.
     claiming: Vec<u16>,
@@ -146,11 +138,7 @@ impl<S: QueueStore> Queue<S> {
     pub fn new(store: S, options: QueueOptions) -> Self {
         let stop = CancellationToken::new();
         let state = State {
-            member: options.member(),
-            generation: 0,
-            ownership: Ownership::leased(Instant::now(), Duration::ZERO),
-            owned: BTreeSet::new(),
-            giving: BTreeSet::new(),
+            group: Group::new(options.member()),
             in_flight: HashMap::new(),
             claiming: Vec::new(),
             next_position: 0,
@@ -171,7 +159,7 @@ impl<S: QueueStore> Queue<S> {
 
     /// The partitions owned right now; for tests and status.
     pub fn owned_partitions(&self) -> Vec<u16> {
-        self.shared.state().owned.iter().copied().collect()
+        self.shared.state().group.owned.iter().copied().collect()
     }
 }
 
@@ -220,7 +208,7 @@ impl<S: QueueStore> Source for Queue<S> {
             for settlement in settlements {
                 let Some(row) = state.in_flight.get(&settlement.position) else { continue };
                 // With order, what a former membership held is its successor's, be that ourselves.
-                if row.generation != state.generation && state.member.order != Order::None {
+                if row.generation != state.group.generation && state.group.member.order != Order::None {
                     continue;
                 }
                 rows.push((row.claim.clone(), &settlement.verdict));
@@ -230,7 +218,7 @@ impl<S: QueueStore> Source for Queue<S> {
                     unhold.insert(row.partition);
                 }
             }
-            (state.member.clone(), rows, unhold)
+            (state.group.member.clone(), rows, unhold)
         };
         let results = shared.store.settle(&member, &rows).await?;
         shared.state().forget(settlements);
@@ -254,7 +242,7 @@ impl<S: QueueStore> Source for Queue<S> {
     }
 
     async fn backlog(&self) -> Result<Backlog> {
-        let member = self.shared.state().member.clone();
+        let member = self.shared.state().group.member.clone();
         self.shared.store.backlog(&member).await
     }
 
@@ -267,9 +255,9 @@ impl<S: QueueStore> Source for Queue<S> {
         }
         let (member, rows) = {
             let state = self.shared.state();
-            let rows = state.in_flight.values().filter(|row| row.generation == state.generation);
+            let rows = state.in_flight.values().filter(|row| row.generation == state.group.generation);
             let rows: Vec<RowClaim> = rows.map(|row| row.claim.clone()).collect();
-            (state.member.clone(), rows)
+            (state.group.member.clone(), rows)
         };
         let mut given_back = Ok(());
         if !rows.is_empty() {
@@ -286,17 +274,12 @@ impl<S: QueueStore> Shared<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often leases are renewed and peers looked at.
-    fn beat(&self) -> Duration {
-        (self.options.lease / 4).clamp(Duration::from_millis(20), Duration::from_secs(2))
-    }
-
     async fn join(&self) -> Result<()> {
-        let member = self.state().member.clone();
+        let member = self.state().group.member.clone();
         let since = Instant::now();
         self.store.join(&member).await?;
         let mut state = self.state();
-        state.ownership = Ownership::leased(since, self.options.lease);
+        state.group.ownership = Ownership::leased(since, self.options.lease);
         Ok(())
     }
 
@@ -339,17 +322,10 @@ impl<S: QueueStore> Shared<S> {
     async fn rejoin(&self, evicted: u64) -> Result<()> {
         {
             let mut state = self.state();
-            if state.generation != evicted {
+            if state.group.generation != evicted {
                 return Ok(());
             }
-            tracing::warn!(relay = %state.member.id, "evicted after its lease ran out; joining again");
-            state.ownership.lose();
-            // What is lost stays so. If the answer to joining is lost, the next heartbeat renews this one.
-            state.ownership = Ownership::leased(Instant::now(), Duration::ZERO);
-            state.generation += 1;
-            state.member = self.options.member();
-            state.owned.clear();
-            state.giving.clear();
+            state.group.reborn(self.options.member());
             state.alone = false;
         }
         self.join().await?;
@@ -361,7 +337,7 @@ impl<S: QueueStore> Shared<S> {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(self.beat()) => {}
+                () = tokio::time::sleep(group::beat(self.options.lease)) => {}
             }
             match self.tick().await {
                 Ok(()) => failing = false,
@@ -393,8 +369,12 @@ impl<S: QueueStore> Shared<S> {
             let due = state
                 .in_flight
                 .values()
-                .filter(|row| row.generation == state.generation && row.claimed_at.elapsed() >= young);
-            (state.member.clone(), state.generation, due.map(|row| row.claim.clone()).collect::<Vec<_>>())
+                .filter(|row| row.generation == state.group.generation && row.claimed_at.elapsed() >= young);
+            (
+                state.group.member.clone(),
+                state.group.generation,
+                due.map(|row| row.claim.clone()).collect::<Vec<_>>(),
+            )
         };
         let since = Instant::now();
         let pulse = self.store.heartbeat(&member, &rows).await?;
@@ -409,21 +389,21 @@ impl<S: QueueStore> Shared<S> {
             return Ok(());
         }
 
-        let plan = balance::plan(member.id, &pulse.members, &pulse.owners, member.partitions);
+        let plan = group::plan(member.id, &pulse.members, &pulse.owners, member.partitions);
         let givable = self.state().start_giving(&plan.give);
         if !givable.is_empty() {
             self.store.give(&member, &givable).await?;
-            self.state().gave(&givable);
+            self.state().group.gave(&givable);
         }
         if !plan.take.is_empty() {
             let taken = self.store.take(&member, &plan.take).await?;
             if !taken.is_empty() {
                 tracing::debug!(relay = %member.id, partitions = taken.len(), "took partitions");
-                self.state().owned.extend(taken);
+                self.state().group.owned.extend(taken);
                 self.changed.notify_one();
             }
         }
-        let owned: Vec<u16> = self.state().owned.iter().copied().collect();
+        let owned: Vec<u16> = self.state().group.owned.iter().copied().collect();
         if member.order == Order::Key && !owned.is_empty() && self.store.unhold(&member, &owned).await? > 0 {
             self.changed.notify_one();
         }
@@ -446,29 +426,29 @@ impl State {
     fn ask(&mut self) -> Option<Asked> {
         // With order nothing can be delivered under a lease that has run out: claiming it would be giving it
         // back, over and over, until the renewal gets through.
-        if self.member.partitions > 0 && self.ownership.is_lost() {
+        if self.group.member.partitions > 0 && self.group.ownership.is_lost() {
             return None;
         }
-        let busy = self.in_flight.values().any(|row| row.generation == self.generation);
+        let busy = self.in_flight.values().any(|row| row.generation == self.group.generation);
         if self.alone || (self.suspects && busy) {
             return None;
         }
-        let partitions: Vec<u16> = self.owned.difference(&self.giving).copied().collect();
-        if self.member.partitions > 0 && partitions.is_empty() {
+        let partitions: Vec<u16> = self.group.owned.difference(&self.group.giving).copied().collect();
+        if self.group.member.partitions > 0 && partitions.is_empty() {
             return None;
         }
         self.claiming.clone_from(&partitions);
         let mut tokens: Vec<Uuid> = self
             .in_flight
             .values()
-            .filter(|row| row.generation == self.generation)
+            .filter(|row| row.generation == self.group.generation)
             .map(|row| row.claim.token)
             .collect();
         tokens.sort_unstable();
         tokens.dedup();
         Some(Asked {
-            member: self.member.clone(),
-            generation: self.generation,
+            member: self.group.member.clone(),
+            generation: self.group.generation,
             partitions,
             tokens,
             alone: self.suspects,
@@ -484,11 +464,11 @@ impl State {
         since: Instant,
         lease: Duration,
     ) -> Batch {
-        let current = asked.generation == self.generation;
+        let current = asked.generation == self.group.generation;
         // With order, what counts is the lease on the partitions, which is the relay's own.
-        let ownership = match self.member.order {
+        let ownership = match self.group.member.order {
             Order::None => Ownership::leased(since, lease),
-            Order::Key | Order::Total if current => self.ownership.clone(),
+            Order::Key | Order::Total if current => self.group.ownership.clone(),
             Order::Key | Order::Total => Ownership::leased(since, Duration::ZERO),
         };
         if asked.alone {
@@ -530,7 +510,7 @@ impl State {
         for settlement in settlements {
             self.in_flight.remove(&settlement.position);
         }
-        if self.alone && !self.in_flight.values().any(|row| row.generation == self.generation) {
+        if self.alone && !self.in_flight.values().any(|row| row.generation == self.group.generation) {
             self.alone = false;
         }
     }
@@ -545,18 +525,11 @@ impl State {
         since: Instant,
         lease: Duration,
     ) -> bool {
-        if generation != self.generation {
+        if generation != self.group.generation {
             return false;
         }
-        let had_lost = self.ownership.is_lost();
-        self.ownership.renew(since, lease);
-        self.owned = pulse
-            .owners
-            .iter()
-            .filter(|(_, owner)| **owner == self.member.id)
-            .map(|(partition, _)| *partition)
-            .collect();
-        if self.member.order != Order::None {
+        let had_lost = self.group.renewed(pulse, since);
+        if self.group.member.order != Order::None {
             // A single row is lost only to an operator, or to a settle that overtook this heartbeat. The
             // ownership that it shares with everything else is the relay's, and goes on.
             return had_lost;
@@ -573,29 +546,8 @@ impl State {
 
     /// Stops claiming from `give`, and returns those of them that have nothing in flight.
     fn start_giving(&mut self, give: &[u16]) -> Vec<u16> {
-        self.giving = give.iter().copied().collect();
         let in_flight = self.in_flight.values().map(|row| row.partition);
-        let busy: BTreeSet<u16> = in_flight.chain(self.claiming.iter().copied()).collect();
-        self.giving.difference(&busy).copied().collect()
+        let busy = in_flight.chain(self.claiming.iter().copied()).collect();
+        self.group.start_giving(give, &busy)
     }
-
-    fn gave(&mut self, given: &[u16]) {
-        for partition in given {
-            self.owned.remove(partition);
-            self.giving.remove(partition);
-        }
-    }
-}
-
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .ok()
-        .or_else(|| std::env::var("HOSTNAME").ok())
-        .unwrap_or_else(|| "unknown-host".into());
-    format!("{}:{}", name.trim(), std::process::id())
-}
-
-/// The error for a claim by a relay that was evicted.
-pub fn evicted() -> Error {
-    Error::retryable(EVICTED, "this relay's lease ran out and another relay evicted it")
 }

@@ -3,12 +3,15 @@
 //! A store is SQL and nothing else: what is claimed by whom, for how long and in what order is decided in
 //! [`super::Queue`], once for all stores. Every time in here is the database's.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use crate::{Backlog, Error, Event, Order, Result, Verdict};
+use crate::{
+    Backlog, Error, Event, Result, Verdict,
+    group::{Member, Members},
+};
 
 /// After so many lost leases an event is delivered alone.
 pub const SUSPECT_AFTER: u32 = 3;
@@ -17,30 +20,12 @@ pub const SUSPECT_AFTER: u32 = 3;
 ///
 /// Each is one short transaction, and safe to repeat. None stays open across a call to a sink.
 #[async_trait]
-pub trait QueueStore: Send + Sync + 'static {
+pub trait QueueStore: Members {
     /// Connects and checks that the table fits its spec.
     async fn open(&self) -> Result<()>;
 
-    /// Writes down a relay with its lease, and refuses one that would share streams with a live relay of
-    /// another group: two groups on one stream would break the order of both. Creates the group's partitions.
-    async fn join(&self, member: &Member) -> Result<()>;
-
-    /// Renews the relay's lease and those of the rows given, and tells who else is there.
-    ///
-    /// A relay that has been evicted stays so: [`Pulse::alive`] is false and nothing was renewed.
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse>;
-
-    /// Evicts relays whose lease has run out, then takes those of `wanted` that no live relay owns. Returns
-    /// what was taken. Atomic, one caller at a time in a group.
-    ///
-    /// Evicting must wait for, and thereby fence, any claim that the evicted relay has under way.
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>>;
-
-    /// Gives partitions up. Called only when none of their rows is in flight.
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()>;
-
     /// Claims rows in order; see [`ClaimRequest`]. Fenced: a relay that was evicted claims nothing and gets an
-    /// error with the code [`EVICTED`].
+    /// error with the code [`crate::group::EVICTED`].
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed>;
 
     /// Applies verdicts, each fenced by its claim token, and says of each whether it took effect. With order,
@@ -53,9 +38,6 @@ pub trait QueueStore: Send + Sync + 'static {
     /// Frees events that were held back behind one that is finished now. Returns how many.
     async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64>;
 
-    /// Takes the relay off the list, with all its partitions.
-    async fn leave(&self, member: &Member) -> Result<()>;
-
     /// What is left to deliver.
     async fn backlog(&self, member: &Member) -> Result<Backlog>;
 
@@ -63,43 +45,6 @@ pub trait QueueStore: Send + Sync + 'static {
     async fn wait(&self, at_most: Duration) {
         tokio::time::sleep(at_most).await;
     }
-}
-
-/// The error code of a claim by a relay that was evicted.
-pub const EVICTED: &str = "evicted";
-
-/// A relay as its peers see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// New for every start, so that nobody is taken for a former self.
-    pub id: Uuid,
-    /// Where it runs, for people.
-    pub host: String,
-    /// Which relays share partitions: those with the same order, streams and policy for dead events.
-    pub group: String,
-    /// The streams it reads; empty for all.
-    pub streams: Vec<String>,
-    /// The order it keeps.
-    pub order: Order,
-    /// Whether a key stays blocked behind a dead event.
-    pub block_on_dead: bool,
-    /// How long a lease lasts.
-    pub lease: Duration,
-    /// How many partitions the group has; zero without order.
-    pub partitions: u16,
-}
-
-/// What a heartbeat brought back.
-#[derive(Debug, Clone, Default)]
-pub struct Pulse {
-    /// Whether this relay is still on the list.
-    pub alive: bool,
-    /// Live relays of the group, this one included.
-    pub members: Vec<Uuid>,
-    /// Who owns which partition; partitions nobody owns are missing.
-    pub owners: BTreeMap<u16, Uuid>,
-    /// Rows that were no longer this relay's to renew.
-    pub lost: Vec<RowKey>,
 }
 
 /// How a store tells its rows apart.

@@ -15,7 +15,8 @@
 
 use airtight_core::{
     Order,
-    queue::{Member, SUSPECT_AFTER},
+    group::Member,
+    queue::SUSPECT_AFTER,
     table::{Count, Field, quote},
 };
 

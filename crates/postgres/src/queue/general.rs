@@ -5,7 +5,8 @@
 
 use airtight_core::{
     Order, Result,
-    queue::{ClaimRequest, Claimed, Member, SUSPECT_AFTER},
+    group::Member,
+    queue::{ClaimRequest, Claimed, SUSPECT_AFTER},
     table::{Count, literal, quote},
 };
 use sqlx::AssertSqlSafe;

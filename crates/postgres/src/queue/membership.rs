@@ -2,7 +2,8 @@
 
 use airtight_core::{
     Error, Result,
-    queue::{Member, Pulse, RowClaim, RowKey},
+    group::{Member, Pulse},
+    queue::{RowClaim, RowKey},
     table::literal,
 };
 use sqlx::{AssertSqlSafe, Row};

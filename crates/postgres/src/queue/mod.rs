@@ -16,7 +16,8 @@ use std::{
 
 use airtight_core::{
     Backlog, Order, Result, Verdict,
-    queue::{ClaimRequest, Claimed, ClaimedRow, Member, Pulse, QueueStore, RowClaim, RowKey, evicted},
+    group::{Member, Members, Pulse, evicted},
+    queue::{ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey},
 };
 use async_trait::async_trait;
 use futures::TryStreamExt;
@@ -56,24 +57,7 @@ impl PgQueue {
 }
 
 #[async_trait]
-impl QueueStore for PgQueue {
-    async fn open(&self) -> Result<()> {
-        let mut conn = self.outbox.acquire().await?;
-        let columns = Columns::load(&self.outbox, &mut conn).await?;
-        let notifying = self.outbox.options.listen
-            && self.outbox.options.spec.is_none()
-            && self.outbox.is_notifying(&mut conn).await?;
-        conn.commit().await?;
-        // Opening again after a failure further on finds these set already.
-        let _ = self.columns.set(Arc::new(columns));
-        // Behind a pooler there is no session to listen in, unless another URL leads to one.
-        let session = !self.outbox.pooled || self.outbox.options.listen_url.is_some();
-        if notifying && session && self.listener.get().is_none() {
-            let _ = self.listener.set(Listener::start(&self.outbox).await?);
-        }
-        Ok(())
-    }
-
+impl Members for PgQueue {
     async fn join(&self, member: &Member) -> Result<()> {
         let columns = self.columns()?;
         if columns.is_fast() && member.partitions > fast::SLOTS {
@@ -111,6 +95,26 @@ impl QueueStore for PgQueue {
 
     async fn leave(&self, member: &Member) -> Result<()> {
         membership::leave(&self.outbox, self.columns()?, member).await
+    }
+}
+
+#[async_trait]
+impl QueueStore for PgQueue {
+    async fn open(&self) -> Result<()> {
+        let mut conn = self.outbox.acquire().await?;
+        let columns = Columns::load(&self.outbox, &mut conn).await?;
+        let notifying = self.outbox.options.listen
+            && self.outbox.options.spec.is_none()
+            && self.outbox.is_notifying(&mut conn).await?;
+        conn.commit().await?;
+        // Opening again after a failure further on finds these set already.
+        let _ = self.columns.set(Arc::new(columns));
+        // Behind a pooler there is no session to listen in, unless another URL leads to one.
+        let session = !self.outbox.pooled || self.outbox.options.listen_url.is_some();
+        if notifying && session && self.listener.get().is_none() {
+            let _ = self.listener.set(Listener::start(&self.outbox).await?);
+        }
+        Ok(())
     }
 
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed> {

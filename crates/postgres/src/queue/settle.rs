@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use airtight_core::{
     Order, Result, Verdict,
-    queue::{Member, RowClaim, RowKey},
+    group::Member,
+    queue::{RowClaim, RowKey},
     table::{Count, Role, Test, literal, quote},
 };
 use sqlx::AssertSqlSafe;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use airtight_core::{
     Error, NewEvent, Order, Result, Verdict,
     admin::Admin,
-    queue::{ClaimRequest, Claimed, Member, QueueStore, RowClaim, RowKey},
+    group::{Member, Members},
+    queue::{ClaimRequest, Claimed, QueueStore, RowClaim, RowKey},
 };
 use airtight_sqlite::{SqliteOutbox, SqliteQueue};
 use sqlx::AssertSqlSafe;

@@ -3,6 +3,7 @@
 use airtight_core::{
     Error, Order, Payload, Verdict,
     admin::{Acted, Admin, Filter},
+    group::Members,
     queue::{QueueStore, RowKey},
     state::State,
     table::{Condition, Count, Field, PayloadKind, Role, StatusSpec, TableSpec, Test},

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use airtight_core::{
     NewEvent, Order, Verdict,
     admin::{Admin, Filter},
+    group::Members,
     queue::{QueueStore, RowClaim},
 };
 use airtight_sqlite::SqliteOutbox;

@@ -1,6 +1,6 @@
 //! Order per key, order of all, and what a failing event holds back.
 
-use airtight_core::{Order, Verdict, admin::Admin, queue::QueueStore};
+use airtight_core::{Order, Verdict, admin::Admin, group::Members, queue::QueueStore};
 
 use crate::common::{DUE, Fixture, Hand, dead, member, retry};
 

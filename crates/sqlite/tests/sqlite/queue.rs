@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use airtight_core::{
     Error, Order, Verdict,
-    queue::{EVICTED, QueueStore, RowClaim, RowKey},
+    group::{EVICTED, Members},
+    queue::{QueueStore, RowClaim, RowKey},
 };
 use airtight_sqlite::SqliteQueue;
 use uuid::Uuid;

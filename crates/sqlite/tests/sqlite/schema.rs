@@ -1,6 +1,6 @@
 //! Opening files and migrating them.
 
-use airtight_core::{Class, Order, admin::Admin, queue::QueueStore};
+use airtight_core::{Class, Order, admin::Admin, group::Members, queue::QueueStore};
 use airtight_sqlite::{SqliteOutbox, SqliteQueue};
 use sqlx::AssertSqlSafe;
 use tempfile::TempDir;

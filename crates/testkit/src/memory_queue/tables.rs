@@ -11,9 +11,8 @@ use std::{
 
 use airtight_core::{
     Backlog, Error, Event, NewEvent, Order, Published, Result, Verdict,
-    queue::{
-        BadRow, ClaimRequest, Claimed, ClaimedRow, Member, Pulse, RowClaim, RowKey, SUSPECT_AFTER, evicted,
-    },
+    group::{Member, Pulse, evicted},
+    queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowClaim, RowKey, SUSPECT_AFTER},
     state::State,
 };
 use time::OffsetDateTime;

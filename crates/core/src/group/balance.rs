@@ -6,18 +6,18 @@ use uuid::Uuid;
 
 /// What a relay should do next to reach its fair share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// Owned, but beyond the share: to be drained and given up.
-    pub(super) give: Vec<u16>,
+    pub(crate) give: Vec<u16>,
     /// Owned by nobody alive, and within the share.
-    pub(super) take: Vec<u16>,
+    pub(crate) take: Vec<u16>,
 }
 
 /// The plan for `me` among `members`, given who owns what.
 ///
 /// Shares differ by one at most, the first relays by id having the larger ones; a relay gives up only what is
 /// beyond its own share, so a join or a leave moves as few partitions as it can.
-pub(super) fn plan(me: Uuid, members: &[Uuid], owners: &BTreeMap<u16, Uuid>, partitions: u16) -> Plan {
+pub(crate) fn plan(me: Uuid, members: &[Uuid], owners: &BTreeMap<u16, Uuid>, partitions: u16) -> Plan {
     let alive: BTreeSet<Uuid> = members.iter().copied().chain([me]).collect();
     let rank = alive.iter().position(|member| *member == me).unwrap_or(0);
     let (total, count) = (usize::from(partitions), alive.len());

@@ -1,0 +1,168 @@
+//! Relays that share work: who is there, and who owns which key partition.
+//!
+//! A group is made of relays that read the same thing the same way: a queue's streams with one order, or a log
+//! as one consumer. Each has a lease, renewed by a heartbeat; partitions are taken and given until every relay
+//! has its fair share. [`Members`] is what a database must do for that, [`Group`] is what one relay knows, and
+//! [`balance`] is the arithmetic.
+
+mod balance;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use crate::{
+    Error, Order, Ownership, Result,
+    queue::{RowClaim, RowKey},
+};
+
+pub(crate) use self::balance::plan;
+
+/// The verbs of a group in a database. Each is one short transaction, and safe to repeat.
+#[async_trait]
+pub trait Members: Send + Sync + 'static {
+    /// Writes down a relay with its lease, and refuses one that would share streams with a live relay of
+    /// another group: two groups on one stream would break the order of both. Creates the group's partitions.
+    async fn join(&self, member: &Member) -> Result<()>;
+
+    /// Renews the relay's lease and those of the rows given, and tells who else is there.
+    ///
+    /// A relay that has been evicted stays so: [`Pulse::alive`] is false and nothing was renewed.
+    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse>;
+
+    /// Evicts relays whose lease has run out, then takes those of `wanted` that no live relay owns. Returns
+    /// what was taken. Atomic, one caller at a time in a group.
+    ///
+    /// Evicting must wait for, and thereby fence, any claim that the evicted relay has under way.
+    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>>;
+
+    /// Gives partitions up. Called only when none of their rows is in flight.
+    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()>;
+
+    /// Takes the relay off the list, with all its partitions.
+    async fn leave(&self, member: &Member) -> Result<()>;
+}
+
+/// The error code of a claim by a relay that was evicted.
+pub const EVICTED: &str = "evicted";
+
+/// A relay as its peers see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// New for every start, so that nobody is taken for a former self.
+    pub id: Uuid,
+    /// Where it runs, for people.
+    pub host: String,
+    /// Which relays share partitions: those with the same order, streams and policy for dead events.
+    pub group: String,
+    /// The streams it reads; empty for all.
+    pub streams: Vec<String>,
+    /// The order it keeps.
+    pub order: Order,
+    /// Whether a key stays blocked behind a dead event.
+    pub block_on_dead: bool,
+    /// How long a lease lasts.
+    pub lease: Duration,
+    /// How many partitions the group has; zero without order.
+    pub partitions: u16,
+}
+
+/// What a heartbeat brought back.
+#[derive(Debug, Clone, Default)]
+pub struct Pulse {
+    /// Whether this relay is still on the list.
+    pub alive: bool,
+    /// Live relays of the group, this one included.
+    pub members: Vec<Uuid>,
+    /// Who owns which partition; partitions nobody owns are missing.
+    pub owners: BTreeMap<u16, Uuid>,
+    /// Rows that were no longer this relay's to renew.
+    pub lost: Vec<RowKey>,
+}
+
+/// What one relay knows of its group.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) member: Member,
+    /// Grows with every membership: what an earlier one held is no longer ours.
+    pub(crate) generation: u64,
+    /// Of the current membership.
+    pub(crate) ownership: Ownership,
+    pub(crate) owned: BTreeSet<u16>,
+    /// Owned, beyond our share, and given up once nothing of theirs is in flight.
+    pub(crate) giving: BTreeSet<u16>,
+}
+
+impl Group {
+    pub(crate) fn new(member: Member) -> Self {
+        Self {
+            member,
+            generation: 0,
+            ownership: Ownership::leased(Instant::now(), Duration::ZERO),
+            owned: BTreeSet::new(),
+            giving: BTreeSet::new(),
+        }
+    }
+
+    /// Comes back under a new name after an eviction.
+    pub(crate) fn reborn(&mut self, member: Member) {
+        tracing::warn!(relay = %self.member.id, "evicted after its lease ran out; joining again");
+        self.ownership.lose();
+        // What is lost stays so. If the answer to joining is lost, the next heartbeat renews this one.
+        self.ownership = Ownership::leased(Instant::now(), Duration::ZERO);
+        self.generation += 1;
+        self.member = member;
+        self.owned.clear();
+        self.giving.clear();
+    }
+
+    /// Takes in what a heartbeat brought that was sent at `since`. Returns whether a lease that had run out is
+    /// good again.
+    pub(crate) fn renewed(&mut self, pulse: &Pulse, since: Instant) -> bool {
+        let had_lost = self.ownership.is_lost();
+        self.ownership.renew(since, self.member.lease);
+        self.owned = pulse
+            .owners
+            .iter()
+            .filter(|(_, owner)| **owner == self.member.id)
+            .map(|(partition, _)| *partition)
+            .collect();
+        had_lost
+    }
+
+    /// Stops reading from `give`, and returns those of them that are not `busy`.
+    pub(crate) fn start_giving(&mut self, give: &[u16], busy: &BTreeSet<u16>) -> Vec<u16> {
+        self.giving = give.iter().copied().collect();
+        self.giving.difference(busy).copied().collect()
+    }
+
+    pub(crate) fn gave(&mut self, given: &[u16]) {
+        for partition in given {
+            self.owned.remove(partition);
+            self.giving.remove(partition);
+        }
+    }
+}
+
+/// How often leases are renewed and peers looked at.
+pub(crate) fn beat(lease: Duration) -> Duration {
+    (lease / 4).clamp(Duration::from_millis(20), Duration::from_secs(2))
+}
+
+/// Where this process runs, for people.
+pub(crate) fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "unknown-host".into());
+    format!("{}:{}", name.trim(), std::process::id())
+}
+
+/// The error for a relay that was evicted.
+pub fn evicted() -> Error {
+    Error::retryable(EVICTED, "this relay's lease ran out and another relay evicted it")
+}
