@@ -146,6 +146,8 @@ pub struct Status {
     pub relays: Vec<RelayStatus>,
     /// Keys that wait behind a failed or dead event.
     pub blocked_keys: u64,
+    /// The consumers of a log; a queue has none.
+    pub consumers: Vec<crate::log::Consumer>,
 }
 
 /// The state of one stream.

@@ -204,7 +204,7 @@ mod tests {
     fn code(outcome: &Outcome) -> &str {
         match outcome {
             Outcome::Failed(error) | Outcome::Unknown(error) => error.code(),
-            Outcome::Delivered => "delivered",
+            Outcome::Delivered | Outcome::Committed => "delivered",
             Outcome::Skipped => "skipped",
         }
     }

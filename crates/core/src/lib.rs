@@ -1,7 +1,8 @@
 //! The heart of airtight: the event, the two traits that move it, and the engine between them.
 //!
 //! Nothing in this crate knows a database or a broker. A store implements [`Source`] (most often by
-//! implementing the smaller [`queue::QueueStore`] and getting the rest from [`queue::Queue`]), a
+//! implementing the smaller [`queue::QueueStore`] or [`log::LogStore`] and getting the rest from [`queue::Queue`]
+//! or [`log::Log`]), a
 //! destination implements [`Sink`], and [`relay::Relay`] moves events from one to the other with order,
 //! retries, dead letters and a circuit.
 //!
@@ -14,6 +15,8 @@
 //! | [`relay`] | the engine |
 //! | [`group`] | relays that share key partitions |
 //! | [`queue`] | claims and leases, shared by all stores |
+//! | [`log`] | following an append-only table: offsets, parked events, consumers |
+//! | [`inbox`] | which repeated events are the same |
 //! | [`table`] | `TableSpec`: which column of whose table means what |
 //! | [`admin`] | what an operator may ask of a store |
 //! | [`dispatch`] | typed in-process handlers as a sink |
@@ -27,6 +30,8 @@ pub mod envelope;
 pub mod error;
 pub mod event;
 pub mod group;
+pub mod inbox;
+pub mod log;
 pub mod queue;
 pub mod relay;
 pub mod sink;

@@ -69,6 +69,8 @@ impl Default for Capabilities {
 pub enum Outcome {
     /// The destination has it, durably.
     Delivered,
+    /// The same, and the source's record of it was written in the same transaction.
+    Committed,
     /// It was refused or not accepted; the error's class says what follows.
     Failed(Error),
     /// It may or may not have happened, and trying again would be wrong (an order that timed out).

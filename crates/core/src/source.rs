@@ -18,8 +18,8 @@ use crate::{Error, Event, Result};
 /// # The contract
 ///
 /// - **At least once.** An event that was handed out and not settled comes again: after its lease, after a
-///   restart, after a takeover. Nothing but [`Verdict::Delivered`], [`Verdict::Dead`] and
-///   [`Verdict::Unknown`] ends that.
+///   restart, after a takeover. Nothing but [`Verdict::Delivered`],
+///   [`Verdict::SettledInTransaction`], [`Verdict::Dead`] and [`Verdict::Unknown`] ends that.
 /// - **Committed only.** An event of a transaction that rolled back is never handed out.
 /// - **Order.** Events of one key leave `next` in order, across calls. When an event of a key was settled as
 ///   [`Verdict::Retry`], no later event of that key is handed out by a `next` that *began* after that settle
@@ -145,6 +145,9 @@ pub enum Verdict {
         /// What was seen.
         error: Error,
     },
+    /// The sink has it, and has written so in the handler's own transaction: see
+    /// [`crate::log::Log::committing`]. To a source that knows no such thing it is [`Verdict::Delivered`].
+    SettledInTransaction,
     /// It was not tried, or not to its end; given back without costing an attempt.
     Released,
 }

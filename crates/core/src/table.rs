@@ -4,7 +4,7 @@
 //! spec among others, and an application's own outbox is another. What a table cannot hold (next retry time,
 //! error, lease, claim token) lives in a side table of airtight's own, keyed by the event.
 
-use crate::{Error, Result, state::State};
+use crate::{Error, Result, inbox::DedupeKey, state::State};
 
 /// A table and the meaning of its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct TableSpec {
     pub aggregate_id: Field,
     /// Upsert or delete.
     pub op: Option<String>,
-    /// The body.
+    /// The body. With [`LogSpec::lookup`], a column there; empty for the whole row there, as JSON.
     pub payload: String,
     /// What the body's column holds.
     pub payload_kind: PayloadKind,
@@ -77,6 +77,75 @@ pub struct TableSpec {
     pub phase: Option<String>,
     /// The zone of timestamps that carry none.
     pub zone: String,
+    /// What only matters when the table is followed as a log.
+    pub log: LogSpec,
+}
+
+/// What a table that is followed as a log may have of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogSpec {
+    /// Where the body is, when the table only refers to it.
+    pub lookup: Option<Lookup>,
+    /// A table of offsets that is not airtight's own.
+    pub offsets: Option<OffsetTable>,
+    /// The channel that the application notifies on.
+    pub channel: Option<String>,
+    /// Which events the inbox takes for the same.
+    pub dedupe: DedupeKey,
+}
+
+/// A row of another table, found by a column of this one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lookup {
+    /// The other table's schema, where the database has such a thing.
+    pub schema: Option<String>,
+    /// The other table.
+    pub table: String,
+    /// Its column.
+    pub key: String,
+    /// The column here that has the same value.
+    pub by: String,
+}
+
+/// An offset per consumer in a table of the application's own. It moves by compare-and-set, so a value that an
+/// operator changes by hand wins; such a consumer has one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OffsetTable {
+    /// The schema, where the database has such a thing.
+    pub schema: Option<String>,
+    /// The table.
+    pub table: String,
+    /// The column with the consumer's name: unique.
+    pub consumer: String,
+    /// The column with the offset.
+    pub last_seq: String,
+    /// When it last moved.
+    pub updated_at: Option<String>,
+}
+
+/// What airtight's own outbox is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Shape {
+    /// Rows with a status, claimed and settled one by one.
+    #[default]
+    Queue,
+    /// Rows that never change, followed by any number of consumers.
+    Log,
+}
+
+impl Shape {
+    /// The word in configs and on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Log => "log",
+        }
+    }
+
+    /// Reads the word.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Queue, Self::Log].into_iter().find(|shape| shape.as_str() == word)
+    }
 }
 
 /// A column, or the same text for every row.
@@ -86,6 +155,19 @@ pub enum Field {
     Column(String),
     /// The table has no such column; every event gets this.
     Constant(String),
+    /// Read from the first of these that is not NULL.
+    FirstOf(Vec<String>),
+}
+
+impl Field {
+    /// The columns it reads.
+    pub fn columns(&self) -> &[String] {
+        match self {
+            Self::Column(column) => std::slice::from_ref(column),
+            Self::Constant(_) => &[],
+            Self::FirstOf(columns) => columns,
+        }
+    }
 }
 
 /// What the payload's column holds.
@@ -227,6 +309,78 @@ impl TableSpec {
             partition: column("part"),
             phase: column("phase"),
             zone: "UTC".into(),
+            log: LogSpec::default(),
+        }
+    }
+
+    /// The canonical log: what the canonical table has of an event, and nothing that would ever change.
+    pub fn canonical_log(schema: Option<&str>, table: &str) -> Self {
+        Self {
+            status: None,
+            count: None,
+            next_retry_at: None,
+            locked_until: None,
+            claim_token: None,
+            lost_leases: None,
+            error_code: None,
+            error_message: None,
+            finished_at: None,
+            last_attempt_at: None,
+            partition: None,
+            phase: None,
+            ..Self::canonical(schema, table)
+        }
+    }
+
+    /// The canonical table of a shape.
+    pub fn of_shape(shape: Shape, schema: Option<&str>, table: &str) -> Self {
+        match shape {
+            Shape::Queue => Self::canonical(schema, table),
+            Shape::Log => Self::canonical_log(schema, table),
+        }
+    }
+
+    /// The preset `relay-log`: `cn_relay.events_outbox` with its `cn_relay.consumer_offsets`, whose rows refer to
+    /// the bodies in `cn_relay.events`.
+    pub fn relay_log() -> Self {
+        let own = |table: &str| (Some("cn_relay".to_owned()), table.to_owned());
+        let (schema, table) = own("events_outbox");
+        let (offsets_schema, offsets) = own("consumer_offsets");
+        let (events_schema, events) = own("events");
+        Self {
+            schema,
+            table,
+            id: "event_id".into(),
+            created_at: Some("ingested_at".into()),
+            stream: Field::Column("topic_id".into()),
+            event_type: Field::Column("kind".into()),
+            aggregate_type: Field::Constant("Event".into()),
+            aggregate_id: Field::FirstOf(vec!["effective_key".into(), "event_id".into()]),
+            payload: String::new(),
+            payload_bytes: None,
+            headers: None,
+            occurred_at: Some("created_at".into()),
+            schema_version: None,
+            max_attempts: None,
+            extra: vec![("reason".into(), "reason".into())],
+            log: LogSpec {
+                lookup: Some(Lookup {
+                    schema: events_schema,
+                    table: events,
+                    key: "event_id".into(),
+                    by: "event_id".into(),
+                }),
+                offsets: Some(OffsetTable {
+                    schema: offsets_schema,
+                    table: offsets,
+                    consumer: "consumer".into(),
+                    last_seq: "last_seq".into(),
+                    updated_at: Some("updated_at".into()),
+                }),
+                channel: Some("cn_relay_outbox".into()),
+                dedupe: DedupeKey::EventIdAndOp,
+            },
+            ..Self::canonical_log(None, "")
         }
     }
 
@@ -281,11 +435,9 @@ impl TableSpec {
             &self.partition,
             &self.phase,
         ];
-        let mut columns = vec![self.identity.as_str(), self.id.as_str(), self.payload.as_str()];
-        columns.extend(fields.into_iter().filter_map(|field| match field {
-            Field::Column(column) => Some(column.as_str()),
-            Field::Constant(_) => None,
-        }));
+        let mut columns = vec![self.identity.as_str(), self.id.as_str()];
+        columns.push(self.log.lookup.as_ref().map_or(&self.payload, |lookup| &lookup.by));
+        columns.extend(fields.into_iter().flat_map(|field| field.columns()).map(String::as_str));
         columns.extend(optional.into_iter().filter_map(|column| column.as_deref()));
         columns.extend(self.extra.iter().map(|(_, column)| column.as_str()));
         columns.extend(self.status.as_ref().map(|status| status.column.as_str()));

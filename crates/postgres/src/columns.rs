@@ -186,6 +186,11 @@ impl Columns {
         match field {
             Field::Column(column) => format!("{}::text", col(column)),
             Field::Constant(text) => format!("{}::text", literal(text)),
+            Field::FirstOf(columns) => {
+                let columns: Vec<String> =
+                    columns.iter().map(|column| format!("{}::text", col(column))).collect();
+                format!("coalesce({})", columns.join(", "))
+            }
         }
     }
 

@@ -212,6 +212,7 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
     let count = format!("WITH {} SELECT count(*) FROM k WHERE key IS NOT NULL", held_keys(sql));
     let blocked: i64 = sqlx::query_scalar(AssertSqlSafe(count)).fetch_one(&mut *conn).await.map_err(db)?;
     Ok(Status {
+        consumers: Vec::new(),
         outbox: sql.spec.display_name(),
         streams: streams.into_values().collect(),
         relays,

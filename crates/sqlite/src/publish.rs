@@ -172,7 +172,8 @@ fn values<'a>(sql: &'a Sql, event: &NewEvent, id: &str) -> Vec<(&'a str, Value)>
         (&spec.aggregate_type, &event.aggregate_type),
         (&spec.aggregate_id, &event.aggregate_id),
     ] {
-        if let Field::Column(name) = field {
+        // Of several columns the first decides.
+        if let Some(name) = field.columns().first() {
             values.push((name, Value::Text(text.clone())));
         }
     }

@@ -126,7 +126,7 @@ impl Kinds {
             json!({"k": key, "n": failures, "c": error.code(), "m": message})
         };
         match verdict {
-            Verdict::Delivered => self.delivered.push(json!({"k": key})),
+            Verdict::Delivered | Verdict::SettledInTransaction => self.delivered.push(json!({"k": key})),
             Verdict::Retry { after, error } => {
                 let mut item = failed(error);
                 item["a"] = seconds((*after).min(LONGEST_RETRY)).into();

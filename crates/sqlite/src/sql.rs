@@ -137,6 +137,11 @@ impl Sql {
             Field::Column(name) if self.canonical => column(a, name),
             Field::Column(name) => format!("COALESCE(CAST({} AS TEXT), '')", column(a, name)),
             Field::Constant(text) => literal(text),
+            Field::FirstOf(names) => {
+                let columns: Vec<String> =
+                    names.iter().map(|name| format!("CAST({} AS TEXT)", column(a, name))).collect();
+                format!("COALESCE({}, '')", columns.join(", "))
+            }
         }
     }
 

@@ -347,7 +347,7 @@ fn delivery(seq: i64, key: &str) -> Delivery {
 /// One letter per outcome.
 fn letters(outcomes: &[Outcome]) -> String {
     let letter = |outcome: &Outcome| match outcome {
-        Outcome::Delivered => 'D',
+        Outcome::Delivered | Outcome::Committed => 'D',
         Outcome::Failed(error) => match error.class() {
             Class::Retryable => 'r',
             Class::Permanent => 'p',

@@ -11,7 +11,7 @@
 //! status = { column = "status", new = "PENDING", done = "PUBLISHED", dead = "DEAD_LETTER" }
 //! ```
 
-use airtight::table::{Condition, Count, Field, PayloadKind, Role, StatusSpec, TableSpec, Test};
+use airtight::table::{Condition, Count, Field, LogSpec, PayloadKind, Role, StatusSpec, TableSpec, Test};
 
 use super::file::{Result, Section, Value};
 
@@ -94,6 +94,7 @@ pub(super) fn read(value: &Value<'_>) -> Result<TableSpec> {
         partition: column("partition")?,
         phase: column("phase")?,
         zone: column("zone")?.unwrap_or_else(|| "UTC".into()),
+        log: LogSpec::default(),
     })
 }
 

@@ -26,7 +26,8 @@ pub(crate) use self::balance::plan;
 #[async_trait]
 pub trait Members: Send + Sync + 'static {
     /// Writes down a relay with its lease, and refuses one that would share streams with a live relay of
-    /// another group: two groups on one stream would break the order of both. Creates the group's partitions.
+    /// another group: two groups on one stream would break the order of both. Consumers of a log
+    /// ([`Member::is_consumer`]) share with everyone. Creates the group's partitions.
     async fn join(&self, member: &Member) -> Result<()>;
 
     /// Renews the relay's lease and those of the rows given, and tells who else is there.
@@ -57,7 +58,8 @@ pub struct Member {
     pub id: Uuid,
     /// Where it runs, for people.
     pub host: String,
-    /// Which relays share partitions: those with the same order, streams and policy for dead events.
+    /// Which relays share partitions: those with the same order, streams and policy for dead events; or the
+    /// consumer, after [`LOG_GROUP`].
     pub group: String,
     /// The streams it reads; empty for all.
     pub streams: Vec<String>,
@@ -69,6 +71,21 @@ pub struct Member {
     pub lease: Duration,
     /// How many partitions the group has; zero without order.
     pub partitions: u16,
+}
+
+/// What the groups of a log's consumers begin with; the consumer's name follows.
+pub const LOG_GROUP: &str = "log:";
+
+impl Member {
+    /// The consumer that this relay works for; empty for a queue's relay.
+    pub fn consumer(&self) -> &str {
+        self.group.strip_prefix(LOG_GROUP).unwrap_or_default()
+    }
+
+    /// Whether this relay is a log's consumer, which shares its streams with everyone.
+    pub fn is_consumer(&self) -> bool {
+        self.group.starts_with(LOG_GROUP)
+    }
 }
 
 /// What a heartbeat brought back.
@@ -106,6 +123,11 @@ impl Group {
             owned: BTreeSet::new(),
             giving: BTreeSet::new(),
         }
+    }
+
+    /// The statement that made us a member was sent at `since`.
+    pub(crate) fn joined(&mut self, since: Instant) {
+        self.ownership = Ownership::leased(since, self.member.lease);
     }
 
     /// Comes back under a new name after an eviction.

@@ -278,8 +278,7 @@ impl<S: QueueStore> Shared<S> {
         let member = self.state().group.member.clone();
         let since = Instant::now();
         self.store.join(&member).await?;
-        let mut state = self.state();
-        state.group.ownership = Ownership::leased(since, self.options.lease);
+        self.state().group.joined(since);
         Ok(())
     }
 

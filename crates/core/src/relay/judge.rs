@@ -16,6 +16,10 @@ pub(super) fn verdict(delivery: &Delivery, outcome: Outcome, policy: &Policy) ->
             row.deliver();
             Verdict::Delivered
         }
+        Outcome::Committed => {
+            row.deliver();
+            Verdict::SettledInTransaction
+        }
         Outcome::Skipped => {
             row.release();
             Verdict::Released
@@ -63,7 +67,7 @@ pub(super) fn holds_lane(verdict: &Verdict, policy: &Policy) -> bool {
     match verdict {
         Verdict::Retry { .. } | Verdict::Released => true,
         Verdict::Dead { .. } | Verdict::Unknown { .. } => policy.block_on_dead,
-        Verdict::Delivered => false,
+        Verdict::Delivered | Verdict::SettledInTransaction => false,
     }
 }
 

@@ -87,7 +87,7 @@ impl Admin for PgOutbox {
         let relays = relays(self, &mut conn, &c).await?;
         let blocked_keys = blocked_keys(self, &mut conn, &c, 10_000).await?.len() as u64;
         conn.commit().await?;
-        Ok(Status { outbox: c.outbox, streams, relays, blocked_keys })
+        Ok(Status { outbox: c.outbox, streams, relays, blocked_keys, consumers: Vec::new() })
     }
 
     async fn list(&self, filter: &Filter) -> Result<Vec<ListRow>> {

@@ -46,7 +46,7 @@ impl Names {
         let column = |name: &Option<String>| name.as_ref().map(|name| col(name)).unwrap_or_default();
         let field = |field: &Field| match field {
             Field::Column(name) => col(name),
-            Field::Constant(_) => c.field(field),
+            Field::Constant(_) | Field::FirstOf(_) => c.field(field),
         };
         let attempts = match &c.spec.count {
             Some(Count::Attempts(name) | Count::Retries(name)) => col(name),

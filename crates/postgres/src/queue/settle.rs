@@ -32,7 +32,7 @@ impl Kind {
             Verdict::Retry { .. } => Self::Retry,
             Verdict::Dead { .. } => Self::Dead,
             Verdict::Unknown { .. } => Self::Unknown,
-            Verdict::Delivered => Self::Delivered,
+            Verdict::Delivered | Verdict::SettledInTransaction => Self::Delivered,
             Verdict::Released => Self::Released,
         }
     }
@@ -77,7 +77,7 @@ async fn apply(
         let (after, error) = match verdict {
             Verdict::Retry { after, error } => (after.as_secs_f64().min(LONGEST_WAIT), Some(error)),
             Verdict::Dead { error } | Verdict::Unknown { error } => (0.0, Some(error)),
-            Verdict::Delivered | Verdict::Released => (0.0, None),
+            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released => (0.0, None),
         };
         waits.push(after);
         codes.push(error.map(|error| storable(error.code(), 100)));

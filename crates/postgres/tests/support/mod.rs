@@ -10,7 +10,7 @@ use airtight_core::{
     NewEvent, Published, Source,
     admin::Admin,
     queue::QueueOptions,
-    table::{Field, PayloadKind, Role, StatusSpec, TableSpec},
+    table::{Field, LogSpec, PayloadKind, Role, StatusSpec, TableSpec},
 };
 use airtight_postgres::{PgOptions, PgOutbox};
 use airtight_testkit::{
@@ -139,6 +139,7 @@ pub(crate) fn foreign_spec() -> TableSpec {
         partition: None,
         phase: None,
         zone: "UTC".into(),
+        log: LogSpec::default(),
     }
 }
 

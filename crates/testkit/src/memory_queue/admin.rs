@@ -122,7 +122,13 @@ impl Admin for MemoryStore {
             lease_seconds: left.as_secs_f64(),
         });
         let relays = relays.collect();
-        Ok(Status { outbox: "memory".into(), streams: streams.into_values().collect(), relays, blocked_keys })
+        Ok(Status {
+            outbox: "memory".into(),
+            streams: streams.into_values().collect(),
+            relays,
+            blocked_keys,
+            consumers: Vec::new(),
+        })
     }
 
     async fn list(&self, filter: &Filter) -> Result<Vec<Row>> {

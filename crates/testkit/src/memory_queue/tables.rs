@@ -421,7 +421,7 @@ impl Tables {
         let Some(row) = self.claimed(claim) else { return false };
         row.token = None;
         match verdict {
-            Verdict::Delivered => row.state = State::Done,
+            Verdict::Delivered | Verdict::SettledInTransaction => row.state = State::Done,
             Verdict::Retry { after, error } => {
                 (row.state, row.due, row.waited) = (State::Pending, Some(now + *after), true);
                 row.error = Some(error.clone());

@@ -94,7 +94,7 @@ impl Engine {
                 )),
                 other => other,
             };
-            failed |= !matches!(outcome, Outcome::Delivered);
+            failed |= !matches!(outcome, Outcome::Delivered | Outcome::Committed);
             match &outcome {
                 Outcome::Failed(error) if error.class() == Class::Unavailable => away = Some(error.clone()),
                 Outcome::Skipped => {}
@@ -139,7 +139,7 @@ impl Engine {
             }
             Verdict::Dead { error } => log_failure(&self.name, event, error, "dead"),
             Verdict::Unknown { error } => log_failure(&self.name, event, error, "outcome unknown"),
-            Verdict::Delivered | Verdict::Released => {}
+            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released => {}
         }
     }
 

@@ -115,7 +115,7 @@ impl Engine {
         }
         for (settlement, then) in settlements.into_iter().zip(thens) {
             let counter = match settlement.verdict {
-                Verdict::Delivered => &self.stats.delivered,
+                Verdict::Delivered | Verdict::SettledInTransaction => &self.stats.delivered,
                 Verdict::Retry { .. } => &self.stats.retried,
                 Verdict::Dead { .. } => &self.stats.dead,
                 Verdict::Unknown { .. } => &self.stats.unknown,

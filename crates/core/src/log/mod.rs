@@ -1,0 +1,555 @@
+//! The log: any number of consumers follow one append-only table, each with its offset.
+//!
+//! [`Log`] is the [`Source`] for any [`LogStore`]. It reads ahead of what is settled, in the order of `seq`, and
+//! moves the offset over the settled prefix. Nothing in the log itself is ever updated. What fails is *parked*:
+//! copied, in the transaction that moves the offset past it, to a table of the consumer's own, with its attempts,
+//! its error and the time of its next try; later events of the same key are parked behind it.
+//!
+//! A consumer is divided into partitions of the key, each with an offset of its own and leased to one instance
+//! at a time. With one partition, one instance works and others stand by.
+//!
+//! Killed at any point, this process leaves an offset that is too small, never one that is too large: what was
+//! delivered after it is delivered once more. A settle is fenced by the partition's epoch, which changes with
+//! every owner and with every seek, and by the offset itself, so that one that a person has changed wins.
+
+mod admin;
+mod store;
+mod track;
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+use self::track::{Asked, Plan, Track};
+pub use self::{
+    admin::{
+        Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
+        SeekOptions, SeekTo, check_offset, unknown_consumer,
+    },
+    store::{
+        BEHIND_RETENTION, Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest,
+        Standing, Start, Watch, behind_retention,
+    },
+};
+use crate::{
+    Backlog, Batch, Class, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,
+    event::MAX_PAYLOAD_BYTES,
+    group::{self, LOG_GROUP, Member},
+    source::Settled,
+};
+
+/// The first wait when there is nothing new; doubled each time, up to the poll interval.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
+
+/// The same while a hole may be filled any moment.
+const HOLE_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+
+/// How long to wait before looking again for parked events of which none will be due by itself.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How a log is followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogOptions {
+    /// The consumer's name: who has it goes on where it was left.
+    pub consumer: String,
+    /// Where a new consumer begins.
+    pub start: Start,
+    /// Only these streams; empty for all.
+    pub streams: Vec<String>,
+    /// Which order is kept.
+    pub order: Order,
+    /// Whether a key stays blocked behind a dead event.
+    pub block_on_dead: bool,
+    /// What becomes of an event that fails.
+    pub on_failure: OnFailure,
+    /// How many key partitions the consumer has: the most instances that can work side by side.
+    pub partitions: u16,
+    /// How long an instance's presence lasts without renewal.
+    pub lease: Duration,
+    /// Payloads larger than this are rejected, unread.
+    pub max_payload: usize,
+    /// With so many parked events waiting, nothing new is read until some are delivered.
+    pub max_parked: usize,
+    /// How far to read ahead of an event that is not settled; a crash repeats at most so many.
+    pub max_ahead: u32,
+}
+
+impl LogOptions {
+    /// The defaults for a consumer of this name.
+    pub fn consumer(name: impl Into<String>) -> Self {
+        Self {
+            consumer: name.into(),
+            start: Start::Earliest,
+            streams: Vec::new(),
+            order: Order::Key,
+            block_on_dead: false,
+            on_failure: OnFailure::Park,
+            partitions: 1,
+            lease: Duration::from_secs(30),
+            max_payload: MAX_PAYLOAD_BYTES,
+            max_parked: 10_000,
+            max_ahead: 100_000,
+        }
+    }
+
+    fn member(&self) -> Member {
+        let mut streams = self.streams.clone();
+        streams.sort();
+        streams.dedup();
+        Member {
+            id: Uuid::new_v4(),
+            host: group::host_name(),
+            group: format!("{LOG_GROUP}{}", self.consumer),
+            streams,
+            order: self.order,
+            block_on_dead: self.block_on_dead,
+            lease: self.lease,
+            partitions: if self.order == Order::Total { 1 } else { self.partitions.max(1) },
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let name = &self.consumer;
+        if name.is_empty() || name.len() > 200 || name.contains('\0') {
+            return Err(Error::permanent(
+                "bad_name",
+                format!("a consumer's name has 1 to 200 bytes, `{name}` does not"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of an event that fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnFailure {
+    /// It is parked and tried again by itself; the others go on.
+    #[default]
+    Park,
+    /// The consumer waits for it, and stops when it is given up on.
+    Halt,
+}
+
+/// A [`Source`] over any [`LogStore`]. Cheap to clone; the clones are one.
+pub struct Log<S> {
+    inner: Arc<Inner<S>>,
+}
+
+impl<S> Clone for Log<S> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+struct Inner<S> {
+    shared: Arc<Shared<S>>,
+    /// Ends the background task when the last clone is dropped without `close`.
+    _stop: DropGuard,
+    task: Mutex<Option<tokio::task::JoinHandle<()>>>,
+}
+
+struct Shared<S> {
+    store: S,
+    options: LogOptions,
+    track: Mutex<Track>,
+    stop: CancellationToken,
+    /// Something changed that `next` may have been waiting for.
+    changed: Notify,
+    /// One at a time renews or joins.
+    membership: tokio::sync::Mutex<()>,
+    /// One at a time changes offsets and parked events.
+    settling: tokio::sync::Mutex<()>,
+}
+
+impl<S: LogStore> Log<S> {
+    /// A log over `store`. Nothing happens before [`Source::open`].
+    pub fn new(store: S, options: LogOptions) -> Self {
+        let stop = CancellationToken::new();
+        let shared = Shared {
+            store,
+            track: Mutex::new(Track::new(options.member())),
+            options,
+            stop: stop.clone(),
+            changed: Notify::new(),
+            membership: tokio::sync::Mutex::default(),
+            settling: tokio::sync::Mutex::default(),
+        };
+        let inner = Inner { shared: Arc::new(shared), _stop: stop.drop_guard(), task: Mutex::new(None) };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.inner.shared.store
+    }
+
+    /// How it is followed.
+    pub fn options(&self) -> &LogOptions {
+        &self.inner.shared.options
+    }
+
+    /// The partitions owned right now; for tests and status.
+    pub fn owned_partitions(&self) -> Vec<u16> {
+        self.inner.shared.track().known()
+    }
+
+    /// Prepares to settle these as delivered in a transaction of the handler's own: the store writes
+    /// [`Committing::changes`] there, and [`Committing::done`] is called once it has committed. Meanwhile nothing
+    /// else is settled. Each event's outcome is then [`crate::Outcome::Committed`].
+    pub async fn committing(&self, positions: &[Position]) -> Committing<'_, S> {
+        let shared = &self.inner.shared;
+        let one = shared.settling.lock().await;
+        let settlements: Vec<Settlement> = positions
+            .iter()
+            .map(|position| Settlement { position: *position, verdict: Verdict::SettledInTransaction })
+            .collect();
+        let plan = shared.track().plan(&settlements, false, &shared.options);
+        Committing { shared, _one: one, plan }
+    }
+}
+
+/// Offsets that are about to be written in a handler's transaction; see [`Log::committing`].
+pub struct Committing<'a, S> {
+    shared: &'a Shared<S>,
+    _one: tokio::sync::MutexGuard<'a, ()>,
+    plan: Plan,
+}
+
+impl<S: LogStore> Committing<'_, S> {
+    /// Who settles.
+    pub fn member(&self) -> &Member {
+        &self.plan.member
+    }
+
+    /// What to write.
+    pub fn changes(&self) -> &Changes {
+        &self.plan.changes
+    }
+
+    /// Whether some of the events are no longer this relay's: then nothing may be committed.
+    pub fn is_fenced(&self) -> bool {
+        self.plan.fenced > 0
+    }
+
+    /// The transaction has committed.
+    pub fn done(self) {
+        self.shared.track().apply(self.plan, &[], true);
+        self.shared.changed.notify_one();
+    }
+}
+
+#[async_trait]
+impl<S: LogStore> Source for Log<S> {
+    async fn open(&self) -> Result<()> {
+        let shared = &self.inner.shared;
+        shared.options.check()?;
+        shared.store.open().await?;
+        let member = shared.track().group.member.clone();
+        shared.store.attach(&member, shared.options.start).await?;
+        shared.join().await?;
+        shared.tick().await?;
+        let beating = shared.clone();
+        let task = tokio::spawn(async move { beating.keep_alive().await });
+        *self.inner.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        Ok(())
+    }
+
+    async fn next(&self, limits: Limits) -> Result<Batch> {
+        let shared = &self.inner.shared;
+        let batch = shared.next(limits).await?;
+        if !batch.is_empty() {
+            shared.track().idle = 0;
+        }
+        Ok(batch)
+    }
+
+    async fn wait(&self, at_most: Duration) {
+        let shared = &self.inner.shared;
+        let wait = shared.track().wait(at_most);
+        tokio::select! {
+            () = shared.store.wait(wait) => {}
+            () = shared.changed.notified() => {}
+        }
+    }
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Settled> {
+        self.inner.shared.settle(settlements, false).await
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        let shared = &self.inner.shared;
+        if shared.track().paused {
+            let name = &shared.options.consumer;
+            return Err(Error::permanent(
+                "paused",
+                format!("consumer `{name}` is paused: `airtight consumers resume {name}`"),
+            ));
+        }
+        shared.settle(&[], true).await?;
+        let member = shared.track().group.member.clone();
+        shared.store.backlog(&member, shared.options.block_on_dead).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        let shared = &self.inner.shared;
+        shared.stop.cancel();
+        let task = self.inner.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            // A panic in it has been reported already; leaving is still right.
+            let _ = task.await;
+        }
+        let settled = shared.settle(&[], true).await.map(|_| ());
+        let member = shared.track().group.member.clone();
+        shared.store.leave(&member).await.and(settled)
+    }
+}
+
+impl<S: LogStore> Shared<S> {
+    fn track(&self) -> MutexGuard<'_, Track> {
+        self.track.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn by_key(&self) -> bool {
+        self.options.order == Order::Key
+    }
+
+    async fn next(&self, limits: Limits) -> Result<Batch> {
+        loop {
+            let (asked, waiting) = {
+                let mut track = self.track();
+                if let Some(error) = track.failed.clone() {
+                    return Err(error);
+                }
+                if track.halted_until.is_some_and(|until| until <= Instant::now()) {
+                    track.halted_until = None;
+                }
+                let still = track.paused || track.halted_until.is_some();
+                let Some(asked) = track.ask().filter(|_| !still) else { return Ok(Batch::empty()) };
+                track.blocked = false;
+                (asked, track.waiting())
+            };
+            // Held events of the last round stand in the way of the offset until they are parked.
+            self.settle_held().await?;
+            let batch = self.due(&asked, waiting, limits).await?;
+            if !batch.is_empty() {
+                return Ok(batch);
+            }
+            if self.options.order == Order::Total && waiting > 0 {
+                return Ok(Batch::empty());
+            }
+            let released = self.track().released(limits.events);
+            if !released.is_empty() {
+                let request = self.request(&asked, limits);
+                let rows = self.store.reread(&request, &released).await?;
+                return Ok(self.track().readmit(rows, &asked, self.by_key()));
+            }
+            if waiting >= self.options.max_parked || self.track().ahead() >= self.options.max_ahead.into() {
+                return Ok(Batch::empty());
+            }
+            let read = self.store.read(&self.request(&asked, limits)).await?;
+            let mut track = self.track();
+            track.blocked = read.blocked;
+            let batch = track.admit(read.rows, read.through, &asked, self.by_key());
+            if !batch.is_empty() || !read.more {
+                return Ok(batch);
+            }
+        }
+    }
+
+    async fn due(&self, asked: &Asked, waiting: usize, limits: Limits) -> Result<Batch> {
+        let (look, except) = {
+            let track = self.track();
+            (track.look_at.is_none_or(|at| at <= Instant::now()), track.parked_out())
+        };
+        if waiting == 0 || !look {
+            return Ok(Batch::empty());
+        }
+        let due = self.store.due(&self.request(asked, limits), &except).await?;
+        let mut track = self.track();
+        if due.rows.is_empty() {
+            track.look_at = Some(Instant::now() + due.next_in.unwrap_or(LOOK_AGAIN));
+        }
+        Ok(track.admit_parked(due.rows, asked))
+    }
+
+    fn request<'a>(&self, asked: &'a Asked, limits: Limits) -> ReadRequest<'a> {
+        ReadRequest {
+            member: &asked.member,
+            partitions: &asked.partitions,
+            after: asked.after,
+            events: limits.events.max(1),
+            bytes: limits.bytes.max(1),
+            max_payload: self.options.max_payload,
+            block_on_dead: self.options.block_on_dead,
+            by_key: self.by_key(),
+        }
+    }
+
+    async fn settle_held(&self) -> Result<()> {
+        if self.track().has_held() {
+            self.settle(&[], false).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes verdicts and what follows from them; with `all`, offsets of idle partitions move on as well.
+    async fn settle(&self, settlements: &[Settlement], all: bool) -> Result<Settled> {
+        let _one = self.settling.lock().await;
+        let plan = self.track().plan(settlements, all, &self.options);
+        let refused = if plan.changes.is_empty() {
+            Vec::new()
+        } else {
+            self.store.settle(&plan.member, &plan.changes).await?
+        };
+        if !refused.is_empty() {
+            tracing::debug!(
+                consumer = self.options.consumer,
+                partitions = refused.len(),
+                "offsets refused: somebody else owns these partitions, or has moved them"
+            );
+        }
+        let settled = self.track().apply(plan, &refused, false);
+        self.changed.notify_one();
+        Ok(settled)
+    }
+
+    async fn join(&self) -> Result<()> {
+        let member = self.track().group.member.clone();
+        let since = Instant::now();
+        self.store.join(&member).await?;
+        self.track().group.joined(since);
+        Ok(())
+    }
+
+    /// Comes back under a new name after an eviction, with `membership` locked.
+    async fn rejoin(&self, evicted: u64) -> Result<()> {
+        {
+            let mut track = self.track();
+            if track.group.generation != evicted {
+                return Ok(());
+            }
+            track.group.reborn(self.options.member());
+            track.keep_owned();
+        }
+        self.join().await?;
+        self.beat_once().await
+    }
+
+    async fn keep_alive(&self) {
+        let mut failing = false;
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(group::beat(self.options.lease)) => {}
+            }
+            match self.tick().await {
+                Ok(()) => failing = false,
+                Err(error) if error.class() == Class::Permanent => {
+                    // Trying on would keep the relay on the list without ever delivering: the next fetch tells.
+                    self.track().failed = Some(error);
+                    self.changed.notify_one();
+                    return;
+                }
+                Err(error) if !failing => {
+                    failing = true;
+                    tracing::warn!(%error, "cannot renew leases; trying on");
+                }
+                Err(error) => tracing::debug!(%error, "still cannot renew leases"),
+            }
+        }
+    }
+
+    async fn tick(&self) -> Result<()> {
+        let _alone = self.membership.lock().await;
+        self.beat_once().await
+    }
+
+    /// One heartbeat: renew, move one step towards the fair share of partitions, hear what operators have said,
+    /// and move the offsets of idle partitions on.
+    async fn beat_once(&self) -> Result<()> {
+        let (member, generation) = {
+            let track = self.track();
+            (track.group.member.clone(), track.group.generation)
+        };
+        let since = Instant::now();
+        let pulse = self.store.heartbeat(&member, &[]).await?;
+        if !pulse.alive {
+            return Box::pin(self.rejoin(generation)).await;
+        }
+        {
+            let mut track = self.track();
+            track.group.renewed(&pulse, since);
+            track.keep_owned();
+        }
+        let plan = group::plan(member.id, &pulse.members, &pulse.owners, member.partitions);
+        let givable = {
+            let mut track = self.track();
+            let busy = track.busy();
+            track.group.start_giving(&plan.give, &busy)
+        };
+        self.settle(&[], true).await?;
+        if !givable.is_empty() {
+            self.store.give(&member, &givable).await?;
+            let mut track = self.track();
+            track.group.gave(&givable);
+            track.keep_owned();
+        }
+        if !plan.take.is_empty() {
+            let taken = self.store.take(&member, &plan.take).await?;
+            self.track().group.owned.extend(taken);
+        }
+        let watch = self.store.watch(&member).await?;
+        self.take_up(&member, watch).await?;
+        let known = self.track().known();
+        if self.by_key() && self.track().waiting() > 0 {
+            let freed = self.store.unhold(&member, &known, self.options.block_on_dead).await?;
+            if freed > 0 {
+                self.track().look_at = None;
+                self.changed.notify_one();
+            }
+        }
+        Ok(())
+    }
+
+    /// Learns where partitions stand that are new to us, and which keys wait where a person has changed that.
+    async fn take_up(&self, member: &Member, watch: Watch) -> Result<()> {
+        // Neither an offset nor a parked event may change meanwhile.
+        let _one = self.settling.lock().await;
+        let (unknown, recount) = {
+            let mut track = self.track();
+            let recount = track.revision != watch.revision;
+            (track.paused, track.revision) = (watch.paused, watch.revision);
+            (track.unknown(), recount.then(|| track.known()))
+        };
+        if !unknown.is_empty() {
+            let standings = self.store.positions(member, &unknown).await?;
+            self.track().adopt(standings);
+            self.changed.notify_one();
+        }
+        if let Some(known) = recount.filter(|known| !known.is_empty()) {
+            let standings = self.store.positions(member, &known).await?;
+            self.track().recount(standings);
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl Track {
+    /// How long to wait before looking again, when nothing wakes us.
+    fn wait(&mut self, at_most: Duration) -> Duration {
+        self.idle = self.idle.saturating_add(1);
+        let (first, longest) = if self.blocked { HOLE_WAIT } else { (FIRST_WAIT, at_most) };
+        let mut wait = first.saturating_mul(1 << self.idle.saturating_sub(1).min(16)).min(longest);
+        for at in [self.halted_until, self.look_at.filter(|_| self.waiting() > 0)].into_iter().flatten() {
+            wait = wait.min(at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        }
+        wait.min(at_most)
+    }
+}

@@ -1,0 +1,641 @@
+//! What one relay knows of its consumer: where each partition stands, what is in flight, which keys wait.
+//!
+//! No I/O in here. A settle is planned, written by the store, and only then applied, so that an error in
+//! between leaves everything as it was.
+//!
+//! The offset of a partition is one less than the smallest `seq` that is not settled; with nothing
+//! outstanding it is as far as was read. So it moves over a settled prefix only, and events that are settled out
+//! of order cost no memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    hash::{BuildHasher, RandomState},
+    time::{Duration, Instant},
+};
+
+use super::{Changes, Fate, LogOptions, LogRow, Move, OnFailure, Park, ParkedRow, Standing};
+use crate::{
+    Batch, Delivery, Error, Order, Position, Settlement, Verdict,
+    group::{Group, Member},
+    queue::BadRow,
+    source::{Reject, Settled},
+};
+
+/// The hash of a key. Two keys that collide wait for each other, which costs nothing else.
+type Key = u64;
+
+pub(super) struct Partition {
+    /// New for each time this relay took it up: what it handed out before is no longer its own.
+    load: u64,
+    epoch: i64,
+    /// As stored.
+    pub(super) offset: i64,
+    read_to: i64,
+    /// Handed out, or to be held back, and not settled.
+    outstanding: BTreeSet<i64>,
+    /// Given back; to be read again before anything new.
+    released: BTreeSet<i64>,
+    /// Parked events that were handed out.
+    parked_out: BTreeSet<i64>,
+    /// How many parked events a key has that keep later ones waiting.
+    waiting: HashMap<Key, u32>,
+}
+
+impl Partition {
+    /// How far the offset may move when `done` are settled.
+    fn prefix(&self, done: &HashSet<i64>) -> i64 {
+        let outstanding = self.outstanding.iter().find(|seq| !done.contains(seq));
+        let first = [outstanding, self.released.first()].into_iter().flatten().min();
+        first.map_or(self.read_to, |seq| seq - 1).max(self.offset)
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.outstanding.is_empty() || !self.parked_out.is_empty()
+    }
+
+    fn wait(&mut self, key: Key) {
+        *self.waiting.entry(key).or_default() += 1;
+    }
+
+    fn unwait(&mut self, key: Key) {
+        if let Some(count) = self.waiting.get_mut(&key) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.waiting.remove(&key);
+            }
+        }
+    }
+}
+
+struct InFlight {
+    seq: i64,
+    partition: u16,
+    load: u64,
+    key: Key,
+    attempt: u32,
+    parked: bool,
+}
+
+/// An event that was read while its key waits: to be parked with the next settle.
+struct Held {
+    seq: i64,
+    partition: u16,
+    load: u64,
+    key: Key,
+}
+
+/// What a read was asked for, under which circumstances.
+pub(super) struct Asked {
+    pub(super) member: Member,
+    pub(super) partitions: Vec<u16>,
+    pub(super) after: i64,
+    loads: HashMap<u16, u64>,
+    generation: u64,
+}
+
+/// A settle that was planned and not applied yet.
+pub(super) struct Plan {
+    pub(super) member: Member,
+    pub(super) changes: Changes,
+    pub(super) fenced: usize,
+    steps: Vec<Step>,
+    held: usize,
+    halt: Option<(i64, Halt)>,
+}
+
+enum Halt {
+    Retry(u32, Duration),
+    Stop(Error),
+}
+
+enum Step {
+    /// No longer ours.
+    Fenced(Position),
+    /// Written by the handler's own transaction, and applied with it.
+    Committed(Position),
+    /// Settled, and nothing is kept of it.
+    Done(Position),
+    /// Parked; with a key that waits from now on, or not.
+    Parked(Position, bool),
+    /// To be read again.
+    Back(Position),
+    /// A parked event stays as it was.
+    Stays(Position),
+    /// A parked event no longer keeps its key waiting.
+    Freed(Position),
+}
+
+pub(super) struct Track {
+    pub(super) group: Group,
+    pub(super) paused: bool,
+    pub(super) revision: i64,
+    pub(super) failed: Option<Error>,
+    /// Nothing is handed out before this: the policy is to halt, and an event failed.
+    pub(super) halted_until: Option<Instant>,
+    /// When to look for due parked events again.
+    pub(super) look_at: Option<Instant>,
+    /// How many looks in a row found nothing.
+    pub(super) idle: u32,
+    /// The last look ended at a hole.
+    pub(super) blocked: bool,
+    partitions: BTreeMap<u16, Partition>,
+    in_flight: HashMap<Position, InFlight>,
+    committed: HashSet<Position>,
+    held: Vec<Held>,
+    /// Failed attempts of events that halt the consumer.
+    attempts: HashMap<i64, u32>,
+    next_position: u64,
+    next_load: u64,
+    hasher: RandomState,
+}
+
+impl Track {
+    pub(super) fn new(member: Member) -> Self {
+        Self {
+            group: Group::new(member),
+            paused: false,
+            revision: 0,
+            failed: None,
+            halted_until: None,
+            look_at: None,
+            idle: 0,
+            blocked: false,
+            partitions: BTreeMap::new(),
+            in_flight: HashMap::new(),
+            committed: HashSet::new(),
+            held: Vec::new(),
+            attempts: HashMap::new(),
+            next_position: 0,
+            next_load: 0,
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Forgets partitions that are no longer ours. What was handed out of them is fenced when it is settled.
+    pub(super) fn keep_owned(&mut self) {
+        let owned = &self.group.owned;
+        self.partitions.retain(|partition, _| owned.contains(partition));
+        self.drop_stale_held();
+    }
+
+    pub(super) fn drop_partitions(&mut self, partitions: &[u16]) {
+        self.partitions.retain(|partition, _| !partitions.contains(partition));
+        self.drop_stale_held();
+    }
+
+    fn drop_stale_held(&mut self) {
+        let partitions = &self.partitions;
+        self.held.retain(|held| partitions.get(&held.partition).is_some_and(|own| own.load == held.load));
+    }
+
+    /// Partitions that are ours, but of which we don't know yet where they stand.
+    pub(super) fn unknown(&self) -> Vec<u16> {
+        self.group.owned.iter().filter(|n| !self.partitions.contains_key(n)).copied().collect()
+    }
+
+    pub(super) fn known(&self) -> Vec<u16> {
+        self.partitions.keys().copied().collect()
+    }
+
+    pub(super) fn adopt(&mut self, standings: Vec<Standing>) {
+        for standing in standings {
+            self.next_load += 1;
+            let partition = Partition {
+                load: self.next_load,
+                epoch: standing.epoch,
+                offset: standing.offset,
+                read_to: standing.offset,
+                outstanding: BTreeSet::new(),
+                released: BTreeSet::new(),
+                parked_out: BTreeSet::new(),
+                waiting: self.count(&standing.waiting),
+            };
+            self.partitions.insert(standing.partition, partition);
+        }
+        self.look_at = None;
+    }
+
+    /// Takes in which keys wait, after a person has changed something.
+    pub(super) fn recount(&mut self, standings: Vec<Standing>) {
+        for standing in standings {
+            let waiting = self.count(&standing.waiting);
+            if let Some(partition) = self.partitions.get_mut(&standing.partition)
+                && partition.epoch == standing.epoch
+            {
+                partition.waiting = waiting;
+            }
+        }
+        self.look_at = None;
+    }
+
+    fn count(&self, keys: &[String]) -> HashMap<Key, u32> {
+        let mut waiting = HashMap::new();
+        for key in keys {
+            *waiting.entry(self.hasher.hash_one(key.as_str())).or_default() += 1;
+        }
+        waiting
+    }
+
+    /// Partitions with something in flight: they cannot be given up.
+    pub(super) fn busy(&self) -> BTreeSet<u16> {
+        let busy = self.partitions.iter().filter(|(_, partition)| partition.is_busy());
+        busy.map(|(n, _)| *n).collect()
+    }
+
+    /// Whether something is to be parked behind an event that failed.
+    pub(super) fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// How many parked events keep something waiting.
+    pub(super) fn waiting(&self) -> usize {
+        let counts = self.partitions.values().flat_map(|partition| partition.waiting.values());
+        counts.map(|count| *count as usize).sum()
+    }
+
+    /// Parked events that are out already.
+    pub(super) fn parked_out(&self) -> Vec<i64> {
+        self.partitions.values().flat_map(|partition| partition.parked_out.iter().copied()).collect()
+    }
+
+    /// The first events that were given back, at most so many.
+    pub(super) fn released(&self, at_most: usize) -> Vec<i64> {
+        let readable = self.partitions.iter().filter(|(n, _)| !self.group.giving.contains(n));
+        let mut seqs: Vec<i64> =
+            readable.flat_map(|(_, partition)| partition.released.iter().take(at_most).copied()).collect();
+        seqs.sort_unstable();
+        seqs.truncate(at_most);
+        seqs
+    }
+
+    /// How far ahead of its offset the slowest partition has read.
+    pub(super) fn ahead(&self) -> i64 {
+        let none = HashSet::new();
+        let ahead = self.partitions.values().map(|partition| partition.read_to - partition.prefix(&none));
+        ahead.max().unwrap_or(0)
+    }
+
+    /// From where to read on; nothing without a partition or a valid lease on it.
+    pub(super) fn ask(&self) -> Option<Asked> {
+        if self.group.ownership.is_lost() {
+            return None;
+        }
+        let readable = self.partitions.iter().filter(|(n, _)| !self.group.giving.contains(n));
+        let loads: HashMap<u16, u64> = readable.map(|(n, partition)| (*n, partition.load)).collect();
+        let mut partitions: Vec<u16> = loads.keys().copied().collect();
+        partitions.sort_unstable();
+        let after = partitions.iter().filter_map(|n| self.partitions.get(n)).map(|own| own.read_to).min()?;
+        Some(Asked {
+            member: self.group.member.clone(),
+            generation: self.group.generation,
+            partitions,
+            after,
+            loads,
+        })
+    }
+
+    /// Hands out rows that were read on, up to `through`.
+    pub(super) fn admit(&mut self, rows: Vec<LogRow>, through: i64, asked: &Asked, by_key: bool) -> Batch {
+        let mut batch = self.batch(asked);
+        for row in rows {
+            let Some(partition) = self.asked_partition(row.partition, asked) else { continue };
+            if row.seq > partition.read_to {
+                self.hand_out(&mut batch, row, by_key);
+            }
+        }
+        for (n, load) in &asked.loads {
+            if let Some(partition) = self.partitions.get_mut(n).filter(|own| own.load == *load) {
+                partition.read_to = partition.read_to.max(through);
+            }
+        }
+        batch
+    }
+
+    /// Hands out rows again that were given back.
+    pub(super) fn readmit(&mut self, rows: Vec<LogRow>, asked: &Asked, by_key: bool) -> Batch {
+        let mut batch = self.batch(asked);
+        for row in rows {
+            let Some(partition) = self.asked_partition(row.partition, asked) else { continue };
+            if partition.released.remove(&row.seq) {
+                self.hand_out(&mut batch, row, by_key);
+            }
+        }
+        batch
+    }
+
+    /// Hands out parked events.
+    pub(super) fn admit_parked(&mut self, rows: Vec<ParkedRow>, asked: &Asked) -> Batch {
+        let mut batch = self.batch(asked);
+        for ParkedRow { row, attempts } in rows {
+            let Some(partition) = self.asked_partition(row.partition, asked) else { continue };
+            if partition.parked_out.insert(row.seq) {
+                self.send(&mut batch, row, attempts + 1, true);
+            }
+        }
+        batch
+    }
+
+    fn batch(&self, asked: &Asked) -> Batch {
+        let current = asked.generation == self.group.generation;
+        let ownership = if current {
+            self.group.ownership.clone()
+        } else {
+            crate::Ownership::leased(Instant::now(), Duration::ZERO)
+        };
+        Batch { deliveries: Vec::new(), rejects: Vec::new(), ownership }
+    }
+
+    fn asked_partition(&mut self, n: u16, asked: &Asked) -> Option<&mut Partition> {
+        let load = asked.loads.get(&n)?;
+        self.partitions.get_mut(&n).filter(|partition| partition.load == *load)
+    }
+
+    fn hand_out(&mut self, batch: &mut Batch, row: LogRow, by_key: bool) {
+        let key = self.key(&row);
+        let Some(partition) = self.partitions.get_mut(&row.partition) else { return };
+        partition.outstanding.insert(row.seq);
+        if by_key && partition.waiting.contains_key(&key) {
+            self.held.push(Held { seq: row.seq, partition: row.partition, load: partition.load, key });
+            return;
+        }
+        let attempt = self.attempts.get(&row.seq).map_or(1, |attempts| attempts + 1);
+        self.send(batch, row, attempt, false);
+    }
+
+    fn send(&mut self, batch: &mut Batch, row: LogRow, attempt: u32, parked: bool) {
+        let key = self.key(&row);
+        let load = self.partitions.get(&row.partition).map_or(0, |partition| partition.load);
+        let position = Position(self.next_position);
+        self.next_position += 1;
+        let in_flight = InFlight { seq: row.seq, partition: row.partition, load, key, attempt, parked };
+        self.in_flight.insert(position, in_flight);
+        match row.event {
+            Ok(event) => batch.deliveries.push(Delivery {
+                event,
+                position,
+                attempt,
+                max_attempts: row.max_attempts,
+                lost_leases: 0,
+            }),
+            Err(BadRow { id, key, error }) => batch.rejects.push(Reject { position, id, key, error }),
+        }
+    }
+
+    fn key(&self, row: &LogRow) -> Key {
+        let key = match &row.event {
+            Ok(event) => event.aggregate_id.as_str(),
+            Err(bad) => bad.key.as_deref().unwrap_or_default(),
+        };
+        self.hasher.hash_one(key)
+    }
+
+    /// What these verdicts, and what is to be held back, change. With `all`, offsets of partitions without a
+    /// verdict move on as well.
+    pub(super) fn plan(&self, settlements: &[Settlement], all: bool, options: &LogOptions) -> Plan {
+        let by_key = options.order == Order::Key;
+        let mut plan = Plan {
+            member: self.group.member.clone(),
+            changes: Changes { block_on_dead: options.block_on_dead, by_key, ..Changes::default() },
+            fenced: 0,
+            steps: Vec::with_capacity(settlements.len()),
+            held: self.held.len(),
+            halt: None,
+        };
+        let mut done: HashMap<u16, HashSet<i64>> = HashMap::new();
+        let mut blocked: HashSet<(u16, Key)> = HashSet::new();
+        for held in &self.held {
+            done.entry(held.partition).or_default().insert(held.seq);
+            let park = Park { seq: held.seq, partition: held.partition, attempts: 0, fate: Fate::Held };
+            plan.changes.park.push(park);
+        }
+        for settlement in settlements {
+            let position = settlement.position;
+            if self.committed.contains(&position) {
+                plan.steps.push(Step::Committed(position));
+                continue;
+            }
+            let Some((own, row)) = self.own(position) else {
+                plan.fenced += 1;
+                plan.steps.push(Step::Fenced(position));
+                continue;
+            };
+            let touched = done.entry(row.partition).or_default();
+            let step = if row.parked {
+                plan.parked(position, row, &settlement.verdict, options)
+            } else {
+                let waits = by_key
+                    && (own.waiting.contains_key(&row.key) || blocked.contains(&(row.partition, row.key)));
+                plan.fresh(position, row, &settlement.verdict, waits, options)
+            };
+            if matches!(step, Step::Done(_) | Step::Parked(..)) && !row.parked {
+                touched.insert(row.seq);
+            }
+            if matches!(step, Step::Parked(_, true)) {
+                blocked.insert((row.partition, row.key));
+            }
+            plan.steps.push(step);
+        }
+        let none = HashSet::new();
+        for (n, partition) in &self.partitions {
+            if !all && !done.contains_key(n) {
+                continue;
+            }
+            let to = self.prefix_after(partition, done.get(n).unwrap_or(&none), &plan);
+            let changed = plan.changes.touches(*n);
+            if to > partition.offset || changed {
+                let (epoch, from) = (partition.epoch, partition.offset);
+                plan.changes.moves.push(Move { partition: *n, epoch, from, to });
+            }
+        }
+        plan
+    }
+
+    /// The offset after the plan. What the plan gives back still stands in the way.
+    fn prefix_after(&self, partition: &Partition, done: &HashSet<i64>, plan: &Plan) -> i64 {
+        let back = plan.steps.iter().filter_map(|step| match step {
+            Step::Back(position) => {
+                self.in_flight.get(position).filter(|row| row.load == partition.load).map(|row| row.seq)
+            }
+            _ => None,
+        });
+        let prefix = partition.prefix(done);
+        back.min().map_or(prefix, |seq| prefix.min(seq - 1)).max(partition.offset)
+    }
+
+    fn own(&self, position: Position) -> Option<(&Partition, &InFlight)> {
+        let row = self.in_flight.get(&position)?;
+        let partition = self.partitions.get(&row.partition).filter(|own| own.load == row.load)?;
+        Some((partition, row))
+    }
+
+    /// Does what was planned, once the store has; except in partitions where it was refused, which are no longer
+    /// known.
+    pub(super) fn apply(&mut self, plan: Plan, refused: &[u16], in_transaction: bool) -> Settled {
+        let mut settled = Settled { applied: 0, fenced: plan.fenced };
+        self.drop_partitions(refused);
+        let held = plan.held.min(self.held.len());
+        for held in self.held.drain(..held) {
+            if let Some(partition) = self.partitions.get_mut(&held.partition) {
+                partition.outstanding.remove(&held.seq);
+                partition.wait(held.key);
+            }
+        }
+        for change in &plan.changes.moves {
+            if let Some(partition) = self.partitions.get_mut(&change.partition) {
+                partition.offset = change.to;
+            }
+        }
+        if !plan.changes.park.is_empty() {
+            self.look_at = None;
+        }
+        for step in plan.steps {
+            let position = step.position();
+            if let Step::Committed(_) = step {
+                self.committed.remove(&position);
+                settled.applied += 1;
+                continue;
+            }
+            let Some(row) = self.in_flight.remove(&position) else { continue };
+            let partition = self.partitions.get_mut(&row.partition).filter(|own| own.load == row.load);
+            let Some(partition) = partition else {
+                settled.fenced += usize::from(!matches!(step, Step::Fenced(_)));
+                continue;
+            };
+            if row.parked {
+                partition.parked_out.remove(&row.seq);
+                self.look_at = None;
+            } else {
+                partition.outstanding.remove(&row.seq);
+                self.attempts.remove(&row.seq);
+            }
+            match step {
+                Step::Parked(_, true) if !row.parked => partition.wait(row.key),
+                Step::Freed(_) => partition.unwait(row.key),
+                Step::Back(_) => {
+                    partition.released.insert(row.seq);
+                }
+                _ => {}
+            }
+            settled.applied += 1;
+            if in_transaction {
+                self.committed.insert(position);
+            }
+        }
+        match plan.halt {
+            Some((seq, Halt::Retry(attempts, after))) => {
+                self.attempts.insert(seq, attempts);
+                self.halted_until = Some(Instant::now() + after);
+            }
+            Some((_, Halt::Stop(error))) => self.failed = Some(error),
+            None => {}
+        }
+        settled
+    }
+}
+
+impl Plan {
+    /// A verdict on an event that came from the log.
+    fn fresh(
+        &mut self,
+        position: Position,
+        row: &InFlight,
+        verdict: &Verdict,
+        waits: bool,
+        options: &LogOptions,
+    ) -> Step {
+        let failure = match verdict {
+            Verdict::Delivered | Verdict::SettledInTransaction => return Step::Done(position),
+            // Behind an event that is parked it cannot be handed out again before that one is finished.
+            Verdict::Released if waits => {
+                self.park(row, 0, Fate::Held);
+                return Step::Parked(position, true);
+            }
+            Verdict::Released => return Step::Back(position),
+            Verdict::Retry { after, error } => Fate::Retry { after: *after, error: error.clone() },
+            Verdict::Dead { error } => Fate::Dead { error: error.clone() },
+            Verdict::Unknown { error } => Fate::Unknown { error: error.clone() },
+        };
+        if options.on_failure == OnFailure::Halt {
+            self.halt = Some((row.seq, halt(row, &failure, options)));
+            return Step::Back(position);
+        }
+        let waits = matches!(failure, Fate::Retry { .. }) || options.block_on_dead;
+        self.park(row, row.attempt, failure);
+        Step::Parked(position, waits)
+    }
+
+    fn park(&mut self, row: &InFlight, attempts: u32, fate: Fate) {
+        self.changes.park.push(Park { seq: row.seq, partition: row.partition, attempts, fate });
+    }
+
+    /// A verdict on an event that was parked.
+    fn parked(
+        &mut self,
+        position: Position,
+        row: &InFlight,
+        verdict: &Verdict,
+        options: &LogOptions,
+    ) -> Step {
+        let (fate, step) = match verdict {
+            Verdict::Released => return Step::Stays(position),
+            Verdict::Delivered | Verdict::SettledInTransaction => (Fate::Delivered, Step::Freed(position)),
+            Verdict::Retry { after, error } => {
+                (Fate::Retry { after: *after, error: error.clone() }, Step::Stays(position))
+            }
+            Verdict::Dead { error } => (Fate::Dead { error: error.clone() }, ended(position, options)),
+            Verdict::Unknown { error } => (Fate::Unknown { error: error.clone() }, ended(position, options)),
+        };
+        let (seq, partition, attempts) = (row.seq, row.partition, row.attempt);
+        self.changes.parked.push(Park { seq, partition, attempts, fate });
+        step
+    }
+}
+
+/// A parked event was given up on.
+fn ended(position: Position, options: &LogOptions) -> Step {
+    if options.block_on_dead { Step::Stays(position) } else { Step::Freed(position) }
+}
+
+fn halt(row: &InFlight, failure: &Fate, options: &LogOptions) -> Halt {
+    let stop = |error: &Error| {
+        let (seq, consumer) = (row.seq, &options.consumer);
+        Halt::Stop(Error::permanent(
+            "halted",
+            format!(
+                "consumer `{consumer}` halts at seq {seq}: {error}. Mend the cause and start it again, or leave \
+                 that event out with `airtight consumers seek {consumer} --to-seq {seq}`"
+            ),
+        ))
+    };
+    match failure {
+        Fate::Retry { after, .. } => Halt::Retry(row.attempt, *after),
+        Fate::Dead { error } | Fate::Unknown { error } => stop(error),
+        // These are no failures.
+        Fate::Delivered | Fate::Held => Halt::Retry(0, Duration::ZERO),
+    }
+}
+
+impl Step {
+    fn position(&self) -> Position {
+        match self {
+            Self::Fenced(position)
+            | Self::Committed(position)
+            | Self::Done(position)
+            | Self::Parked(position, _)
+            | Self::Back(position)
+            | Self::Stays(position)
+            | Self::Freed(position) => *position,
+        }
+    }
+}
+
+impl Changes {
+    /// Whether nothing changes.
+    pub fn is_empty(&self) -> bool {
+        self.moves.is_empty() && self.park.is_empty() && self.parked.is_empty()
+    }
+
+    fn touches(&self, partition: u16) -> bool {
+        self.park.iter().chain(&self.parked).any(|park| park.partition == partition)
+    }
+}
