@@ -114,10 +114,7 @@ impl Target {
     pub(crate) fn migration_sql(&self) -> String {
         match &self.url {
             DatabaseUrl::Sqlite(_) => SqliteOutbox::migration_sql(),
-            DatabaseUrl::Postgres(_) => {
-                let options = pg_options(&self.database);
-                PgOutbox::migration_sql(&options.schema, &options.table, options.notify == Some(true))
-            }
+            DatabaseUrl::Postgres(_) => PgOutbox::migration_sql(&pg_options(&self.database)),
         }
     }
 }

@@ -174,7 +174,8 @@ impl Sink for Dispatcher {
     }
 }
 
-fn decode<T: DeserializeOwned>(event: &Event) -> Result<T, Error> {
+/// The payload of an event as a handler expects it; anything else is a permanent error.
+pub fn decode<T: DeserializeOwned>(event: &Event) -> Result<T, Error> {
     let text: &[u8] = match &event.payload {
         Payload::None => b"null",
         Payload::Json(bytes) | Payload::Bytes(bytes) => bytes,

@@ -3,7 +3,7 @@
 //! Expressions are about a row `t` of the outbox and, where the table cannot hold something, a row `s` of
 //! the side table, which is joined by [`Columns::join_side`].
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Deref, sync::Arc};
 
 use airtight_core::{
     Error, Result,
@@ -13,11 +13,26 @@ use sqlx::Row;
 
 use crate::{PgOutbox, error::doing, outbox::Conn};
 
-/// A spec together with what the database says of its columns.
+/// A queue's table: its events, and the words of its status.
 #[derive(Debug)]
 pub(crate) struct Columns {
-    pub(crate) spec: Arc<TableSpec>,
+    events: EventColumns,
     pub(crate) status: StatusSpec,
+}
+
+impl Deref for Columns {
+    type Target = EventColumns;
+
+    fn deref(&self) -> &EventColumns {
+        &self.events
+    }
+}
+
+/// A spec together with what the database says of its columns: all there is to know of a table of events that
+/// are never updated.
+#[derive(Debug)]
+pub(crate) struct EventColumns {
+    pub(crate) spec: Arc<TableSpec>,
     pub(crate) table: String,
     pub(crate) side: String,
     pub(crate) relay: String,
@@ -29,11 +44,10 @@ pub(crate) struct Columns {
     widths: HashMap<String, i32>,
 }
 
-impl Columns {
+impl EventColumns {
     /// Reads the table's columns and refuses a table that does not fit, naming what is missing.
     pub(crate) async fn load(outbox: &PgOutbox, conn: &mut Conn) -> Result<Self> {
         let spec = outbox.spec.clone();
-        let status = spec.require_status()?.clone();
         let rows = sqlx::query(
             // With -1 a character of any length is `bpchar`; with NULL it would be `character`, which as a cast
             // means one of length 1.
@@ -71,7 +85,6 @@ impl Columns {
             ));
         }
         Ok(Self {
-            status,
             table: spec.qualified(),
             side: outbox.own("side"),
             relay: outbox.own("relay"),
@@ -134,10 +147,12 @@ impl Columns {
         )
     }
 
-    /// A timestamp column as `timestamptz`.
+    /// A timestamp column as `timestamptz`. A number is taken for seconds since 1970.
     pub(crate) fn read_time(&self, column: &str) -> String {
         if self.type_of(column) == "timestamp without time zone" {
             format!("({} AT TIME ZONE {})", col(column), literal(&self.spec.zone))
+        } else if self.is_integer(column) {
+            format!("to_timestamp({})", col(column))
         } else {
             col(column)
         }
@@ -244,6 +259,87 @@ impl Columns {
         if known.is_empty() { "NULL::timestamptz".into() } else { format!("coalesce({})", known.join(", ")) }
     }
 
+    /// How many bytes the payload takes as stored.
+    pub(crate) fn stored_size(&self) -> String {
+        if self.spec.log.lookup.is_some() {
+            return "0".into();
+        }
+        let payload = format!("coalesce(pg_column_size({}), 0)", col(&self.spec.payload));
+        match &self.spec.payload_bytes {
+            Some(bytes) => format!("({payload} + coalesce(pg_column_size({}), 0))", col(bytes)),
+            None => payload,
+        }
+    }
+
+    /// The body: a column, or what it refers to in another table.
+    fn payload(&self) -> String {
+        let Some(lookup) = &self.spec.log.lookup else { return col(&self.spec.payload) };
+        let body = if self.spec.payload.is_empty() {
+            "to_jsonb(l)".to_owned()
+        } else {
+            format!("l.{}", quote(&self.spec.payload))
+        };
+        let table = qualified(lookup.schema.as_deref(), &lookup.table);
+        format!("(SELECT {body} FROM {table} l WHERE l.{} = {})", quote(&lookup.key), col(&lookup.by))
+    }
+
+    /// What [`crate::decode`] turns into an event, in its order. Payloads whose stored size is above
+    /// `max_payload` (an SQL expression) are left out.
+    pub(crate) fn event_columns(&self, max_payload: &str) -> String {
+        let optional = |column: &Option<String>, cast: &str| {
+            column.as_ref().map_or(format!("NULL::{cast}"), |column| format!("{}::{cast}", col(column)))
+        };
+        let size = self.stored_size();
+        let payload = self.payload();
+        let (text, bytes) = match self.spec.payload_kind {
+            PayloadKind::Json | PayloadKind::JsonText => {
+                (format!("{payload}::text"), optional(&self.spec.payload_bytes, "bytea"))
+            }
+            PayloadKind::Bytes => ("NULL::text".into(), format!("{payload}::bytea")),
+        };
+        let occurred = [&self.spec.occurred_at, &self.spec.created_at].into_iter().flatten().next();
+        let extra: Vec<String> = self
+            .spec
+            .extra
+            .iter()
+            .map(|(name, column)| format!("{}, {}", literal(name), col(column)))
+            .collect();
+        let extra = if extra.is_empty() {
+            "NULL::text".into()
+        } else {
+            format!("json_build_object({})::text", extra.join(", "))
+        };
+        [
+            format!("{}::text AS e_id", col(&self.spec.id)),
+            format!("{} AS e_seq", self.seq()),
+            format!("{} AS e_stream", self.field(&self.spec.stream)),
+            format!("{} AS e_type", self.field(&self.spec.event_type)),
+            format!("{} AS e_aggregate_type", self.field(&self.spec.aggregate_type)),
+            format!("{} AS e_aggregate_id", self.key()),
+            format!("{} AS e_op", optional(&self.spec.op, "text")),
+            format!("CASE WHEN {size} <= {max_payload} THEN {text} END AS e_payload"),
+            format!("CASE WHEN {size} <= {max_payload} THEN {bytes} END AS e_payload_bytes"),
+            format!("{size}::bigint AS e_size"),
+            format!("{} AS e_headers", optional(&self.spec.headers, "text")),
+            format!(
+                "{} AS e_occurred_at",
+                occurred.map_or("NULL::timestamptz".into(), |column| self.show_time(column))
+            ),
+            format!("{} AS e_schema_version", optional(&self.spec.schema_version, "integer")),
+            format!("{} AS e_max_attempts", optional(&self.spec.max_attempts, "bigint")),
+            format!("{extra} AS e_extra"),
+        ]
+        .join(", ")
+    }
+}
+
+impl Columns {
+    /// Reads the table's columns and refuses a table that does not fit, or that has no status.
+    pub(crate) async fn load(outbox: &PgOutbox, conn: &mut Conn) -> Result<Self> {
+        let status = outbox.spec.require_status()?.clone();
+        Ok(Self { events: EventColumns::load(outbox, conn).await?, status })
+    }
+
     /// Whether the row has a role.
     pub(crate) fn is(&self, role: &Role) -> String {
         let word = format!("{} = {}", col(&self.status.column), literal(&role.word));
@@ -298,64 +394,11 @@ impl Columns {
         }
         format!("(CASE{cases} ELSE {}::text END)", col(&self.status.column))
     }
+}
 
-    /// How many bytes the payload takes as stored.
-    pub(crate) fn stored_size(&self) -> String {
-        let payload = format!("coalesce(pg_column_size({}), 0)", col(&self.spec.payload));
-        match &self.spec.payload_bytes {
-            Some(bytes) => format!("({payload} + coalesce(pg_column_size({}), 0))", col(bytes)),
-            None => payload,
-        }
-    }
-
-    /// What [`crate::decode`] turns into an event, in its order. Payloads whose stored size is above
-    /// `max_payload` (an SQL expression) are left out.
-    pub(crate) fn event_columns(&self, max_payload: &str) -> String {
-        let optional = |column: &Option<String>, cast: &str| {
-            column.as_ref().map_or(format!("NULL::{cast}"), |column| format!("{}::{cast}", col(column)))
-        };
-        let size = self.stored_size();
-        let payload = col(&self.spec.payload);
-        let (text, bytes) = match self.spec.payload_kind {
-            PayloadKind::Json | PayloadKind::JsonText => {
-                (format!("{payload}::text"), optional(&self.spec.payload_bytes, "bytea"))
-            }
-            PayloadKind::Bytes => ("NULL::text".into(), format!("{payload}::bytea")),
-        };
-        let occurred = [&self.spec.occurred_at, &self.spec.created_at].into_iter().flatten().next();
-        let extra: Vec<String> = self
-            .spec
-            .extra
-            .iter()
-            .map(|(name, column)| format!("{}, {}", literal(name), col(column)))
-            .collect();
-        let extra = if extra.is_empty() {
-            "NULL::text".into()
-        } else {
-            format!("json_build_object({})::text", extra.join(", "))
-        };
-        [
-            format!("{}::text AS e_id", col(&self.spec.id)),
-            format!("{} AS e_seq", self.seq()),
-            format!("{} AS e_stream", self.field(&self.spec.stream)),
-            format!("{} AS e_type", self.field(&self.spec.event_type)),
-            format!("{} AS e_aggregate_type", self.field(&self.spec.aggregate_type)),
-            format!("{} AS e_aggregate_id", self.key()),
-            format!("{} AS e_op", optional(&self.spec.op, "text")),
-            format!("CASE WHEN {size} <= {max_payload} THEN {text} END AS e_payload"),
-            format!("CASE WHEN {size} <= {max_payload} THEN {bytes} END AS e_payload_bytes"),
-            format!("{size}::bigint AS e_size"),
-            format!("{} AS e_headers", optional(&self.spec.headers, "text")),
-            format!(
-                "{} AS e_occurred_at",
-                occurred.map_or("NULL::timestamptz".into(), |column| self.show_time(column))
-            ),
-            format!("{} AS e_schema_version", optional(&self.spec.schema_version, "integer")),
-            format!("{} AS e_max_attempts", optional(&self.spec.max_attempts, "bigint")),
-            format!("{extra} AS e_extra"),
-        ]
-        .join(", ")
-    }
+/// A table as one quoted name.
+pub(crate) fn qualified(schema: Option<&str>, table: &str) -> String {
+    schema.map_or(quote(table), |schema| format!("{}.{}", quote(schema), quote(table)))
 }
 
 /// A column of `t`, quoted.

@@ -1,4 +1,4 @@
-//! airtight on PostgreSQL: the outbox, publishing into it, and reading it as a queue.
+//! airtight on PostgreSQL: the outbox, publishing into it, and reading it as a queue or as a log.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -7,6 +7,9 @@
 //! | `publish` | one event or many, in the caller's transaction: sqlx, tokio-postgres |
 //! | `columns` | from a `TableSpec` to SQL expressions |
 //! | `queue` | claims, settles and leases: the statements behind [`airtight_core::queue::Queue`] |
+//! | `log` | following the outbox as a log: holes, offsets, parked events, retention, replay |
+//! | `members` | who is there and who owns which partition |
+//! | `inbox`, `handlers` | the consumer's side: repeated events, handlers in a transaction |
 //! | `admin` | counts, lists, retries, retention |
 //! | `listen` | being woken up by NOTIFY |
 //! | `error` | what a PostgreSQL error means |
@@ -15,7 +18,11 @@ mod admin;
 mod columns;
 mod decode;
 mod error;
+mod handlers;
+mod inbox;
 mod listen;
+mod log;
+mod members;
 mod outbox;
 mod publish;
 #[cfg(feature = "tokio-postgres")]
@@ -24,6 +31,9 @@ mod queue;
 mod schema;
 
 pub use self::{
+    handlers::{Handled, HandlerError, PgHandlers},
+    inbox::Inbox,
+    log::PgLog,
     outbox::{PgOptions, PgOutbox},
     queue::PgQueue,
 };

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use airtight_core::{
     Error, Result,
     queue::{Queue, QueueOptions},
-    table::{TableSpec, quote},
+    table::{Shape, TableSpec, quote},
 };
 use sqlx::{
     ConnectOptions, Executor, PgConnection, PgPool, Postgres, Transaction,
@@ -22,6 +22,8 @@ pub struct PgOptions {
     pub schema: String,
     /// The canonical outbox's name.
     pub table: String,
+    /// What the canonical outbox is made for.
+    pub shape: Shape,
     /// A table of the application's own, in place of the canonical one.
     pub spec: Option<TableSpec>,
     /// The most connections this outbox opens.
@@ -43,6 +45,7 @@ impl Default for PgOptions {
         Self {
             schema: "airtight".into(),
             table: "outbox".into(),
+            shape: Shape::Queue,
             spec: None,
             max_connections: 5,
             listen: true,
@@ -113,7 +116,7 @@ impl PgOutbox {
         Self::build(pool, options, pooled)
     }
 
-    fn build(pool: PgPool, options: PgOptions, pooled: bool) -> Result<Self> {
+    pub(crate) fn build(pool: PgPool, options: PgOptions, pooled: bool) -> Result<Self> {
         for (name, value) in [("schema", &options.schema), ("table", &options.table)] {
             // The server cuts longer names off silently, and two tables could become one. Suffixes of index
             // names need room as well.
@@ -124,7 +127,7 @@ impl PgOutbox {
                 ));
             }
         }
-        let canonical = || TableSpec::canonical(Some(&options.schema), &options.table);
+        let canonical = || TableSpec::of_shape(options.shape, Some(&options.schema), &options.table);
         let spec = Arc::new(options.spec.clone().unwrap_or_else(canonical));
         Ok(Self { pool, spec, options: Arc::new(options), pooled })
     }
@@ -144,6 +147,11 @@ impl PgOutbox {
         Queue::new(PgQueue::new(self.clone()), options)
     }
 
+    /// Whether it can only be followed, for it has no status.
+    pub(crate) fn is_log(&self) -> bool {
+        self.spec.status.is_none()
+    }
+
     /// One of airtight's own tables, quoted.
     pub(crate) fn own(&self, table: &str) -> String {
         format!("{}.{}", quote(&self.options.schema), quote(table))
@@ -151,6 +159,9 @@ impl PgOutbox {
 
     /// The channel that the outbox notifies on.
     pub(crate) fn channel(&self) -> String {
+        if let Some(channel) = &self.spec.log.channel {
+            return channel.clone();
+        }
         crate::schema::channel(&self.options.schema, &self.options.table)
     }
 

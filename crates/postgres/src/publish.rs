@@ -5,7 +5,10 @@
 
 use std::collections::HashMap;
 
-use airtight_core::{Error, NewEvent, Payload, Published, Result, table::quote};
+use airtight_core::{
+    Error, NewEvent, Payload, Published, Result,
+    table::{Shape, quote},
+};
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
@@ -79,6 +82,11 @@ impl PgOutbox {
     /// same snapshot: hence [`Self::find_sql`].
     pub(crate) fn insert_sql(&self) -> String {
         let outbox = format!("{}.{}", quote(&self.options.schema), quote(&self.options.table));
+        // No index over all partitions of a log could be unique by id: each has its own.
+        let conflict = match self.options.shape {
+            Shape::Queue => "(id)",
+            Shape::Log => "",
+        };
         format!(
             "WITH new AS (\
                INSERT INTO {outbox} AS o (id, stream, event_type, aggregate_type, aggregate_id, op, payload, \
@@ -90,7 +98,7 @@ impl PgOutbox {
                  AS v(id, stream, event_type, aggregate_type, aggregate_id, op, payload, payload_bytes, headers, \
                  occurred_at, schema_version, max_attempts, place) \
                ORDER BY v.place \
-               ON CONFLICT (id) DO NOTHING \
+               ON CONFLICT {conflict} DO NOTHING \
                RETURNING o.id, o.seq) \
              SELECT id, seq, true AS is_new FROM new \
              UNION ALL \

@@ -1,4 +1,4 @@
-//! Publishing through tokio-postgres, in the caller's transaction.
+//! Publishing, and asking the inbox, through tokio-postgres, in the caller's transaction.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use airtight_core::{Error, NewEvent, Published, Result};
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
-use crate::{PgOutbox, error::from_sqlstate, publish::Rows};
+use crate::{Inbox, PgOutbox, error::from_sqlstate, publish::Rows};
 
 impl PgOutbox {
     /// Publishes one event through a tokio-postgres client or transaction.
@@ -68,9 +68,27 @@ impl PgOutbox {
     }
 }
 
+impl Inbox {
+    /// [`Inbox::first_time`] through a tokio-postgres transaction.
+    pub async fn first_time_tokio<C: GenericClient + Sync>(
+        &self,
+        client: &C,
+        consumer: &str,
+        key: &str,
+    ) -> Result<bool> {
+        let noted = client
+            .execute(&self.sql(), &[&consumer, &key, &None::<i64>])
+            .await
+            .map_err(|error| from_tokio(&error))?;
+        Ok(noted == 1)
+    }
+}
+
 fn from_tokio(error: &tokio_postgres::Error) -> Error {
     match error.as_db_error() {
-        Some(database) => from_sqlstate(Some(database.code().code()), database.message(), "publishing"),
-        None => Error::retryable("postgres", format!("publishing: {error}")),
+        Some(database) => {
+            from_sqlstate(Some(database.code().code()), database.message(), "in the caller's transaction")
+        }
+        None => Error::retryable("postgres", format!("in the caller's transaction: {error}")),
     }
 }

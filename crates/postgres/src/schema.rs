@@ -2,16 +2,18 @@
 
 use airtight_core::{
     Error, Result,
-    table::{literal, quote},
+    table::{Shape, literal, quote},
 };
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::AssertSqlSafe;
 
-use crate::{PgOutbox, error::doing};
+use crate::{PgOptions, PgOutbox, error::doing};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
-const MIGRATIONS: [(i32, Scope, &str, &str); 2] = [
+const MIGRATIONS: [(i32, Scope, &str, &str); 4] = [
     (1, Scope::Schema, "what all outboxes share", include_str!("../migrations/0000_shared.sql")),
-    (2, Scope::Outbox, "the outbox", include_str!("../migrations/0001_outbox.sql")),
+    (2, Scope::Outbox(Shape::Queue), "the outbox", include_str!("../migrations/0001_outbox.sql")),
+    (3, Scope::Schema, "consumers", include_str!("../migrations/0002_consumers.sql")),
+    (4, Scope::Outbox(Shape::Log), "the log", include_str!("../migrations/0003_log.sql")),
 ];
 
 /// Stored generated columns came with 12, `gen_random_uuid` with 13.
@@ -20,7 +22,8 @@ const OLDEST_SERVER: i32 = 130_000;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Schema,
-    Outbox,
+    /// An outbox of this shape.
+    Outbox(Shape),
 }
 
 /// What a migration's placeholders stand for.
@@ -41,11 +44,27 @@ impl Names<'_> {
         let mut sql = sql
             .replace("{outbox}", &format!("{schema}.{}", quote(self.table)))
             .replace("{schema}", &schema)
-            .replace("{literal:channel}", &literal(&channel(self.schema, self.table)));
-        for index in ["claim", "claim_stream", "waiting", "waiting_stream", "waiting_key", "held", "dead"] {
+            .replace("{literal:channel}", &literal(&channel(self.schema, self.table)))
+            .replace("{literal:outbox}", &literal(&format!("{}.{}", self.schema, self.table)))
+            .replace("{literal:sequence}", &literal(&format!("{schema}.{}", object("seq"))))
+            .replace("{sequence}", &format!("{schema}.{}", object("seq")))
+            .replace("{outbox:default}", &format!("{schema}.{}", object("default")))
+            .replace("{outbox:first}", &format!("{schema}.{}", object("1")));
+        for index in [
+            "claim",
+            "claim_stream",
+            "waiting",
+            "waiting_stream",
+            "waiting_key",
+            "held",
+            "dead",
+            "created",
+            "default_id",
+            "first_id",
+        ] {
             sql = sql.replace(&format!("{{index:{index}}}"), &object(index));
         }
-        for name in ["publish", "publish_bytes", "notify"] {
+        for name in ["publish", "publish_bytes", "notify", "backlog"] {
             sql = sql.replace(&format!("{{function:{name}}}"), &function(name));
         }
         sql
@@ -54,7 +73,7 @@ impl Names<'_> {
     fn scope(&self, scope: Scope) -> &str {
         match scope {
             Scope::Schema => "",
-            Scope::Outbox => self.table,
+            Scope::Outbox(_) => self.table,
         }
     }
 
@@ -99,15 +118,18 @@ pub(crate) fn channel(schema: &str, table: &str) -> String {
 
 impl PgOutbox {
     /// Everything `migrate` would run on an empty database, for those who apply SQL by hand.
-    pub fn migration_sql(schema: &str, table: &str, notify: bool) -> String {
-        let names = Names { schema, table };
+    pub fn migration_sql(options: &PgOptions) -> String {
+        let names = Names { schema: &options.schema, table: &options.table };
         let mut sql = format!("BEGIN;\n\n{}\n", names.bookkeeping());
         for (version, scope, name, text) in MIGRATIONS {
+            if !scope.concerns(options) {
+                continue;
+            }
             sql.push_str(&format!("-- {version}: {name}\n{}\n", names.fill(text)));
             sql.push_str(&names.record(version, scope));
             sql.push('\n');
         }
-        if notify {
+        if options.notify == Some(true) {
             sql.push_str(&format!("{}\n", names.notify(true)));
         }
         sql.push_str("COMMIT;\n");
@@ -128,25 +150,16 @@ impl PgOutbox {
             .map_err(doing("waiting for other migrations"))?;
         run(&mut conn, names.bookkeeping(), "preparing migrations").await?;
 
-        let applied = format!("SELECT outbox, version FROM {}.migration", quote(&self.options.schema));
-        let rows = sqlx::query(AssertSqlSafe(applied))
-            .persistent(!self.pooled)
-            .fetch_all(conn.get())
-            .await
-            .map_err(doing("reading applied migrations"))?;
-        let mut applied = Vec::new();
-        for row in rows {
-            let outbox: String = row.try_get(0).map_err(doing("reading applied migrations"))?;
-            let version: i32 = row.try_get(1).map_err(doing("reading applied migrations"))?;
-            applied.push((outbox, version));
-        }
+        let applied = self.applied(&mut conn).await?;
         refuse_newer(&applied, &self.options.schema)?;
+        if let (None, Some(shape)) = (&self.options.spec, shape_of(&applied, &self.options.table)) {
+            self.refuse_other(shape)?;
+        }
 
         let mut done = Vec::new();
         for (version, scope, name, text) in MIGRATIONS {
             let key = (names.scope(scope).to_owned(), version);
-            // A foreign table needs airtight's own tables, but no outbox beside it.
-            if applied.contains(&key) || (scope == Scope::Outbox && self.options.spec.is_some()) {
+            if applied.contains(&key) || !scope.concerns(&self.options) {
                 continue;
             }
             run(&mut conn, names.fill(text), "migrating").await?;
@@ -166,6 +179,48 @@ impl PgOutbox {
 }
 
 impl PgOutbox {
+    /// The same outbox, of the shape that the database says it has. For tools, which are not told; before
+    /// `migrate` there is nothing to go by, and it stays as it was.
+    pub async fn detect(mut self) -> Result<Self> {
+        if self.options.spec.is_some() {
+            return Ok(self);
+        }
+        let mut conn = self.acquire().await?;
+        let there: bool = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
+            .persistent(!self.pooled)
+            .bind(self.own("migration"))
+            .fetch_one(conn.get())
+            .await
+            .map_err(doing("looking for migrations"))?;
+        let applied = if there { self.applied(&mut conn).await? } else { Vec::new() };
+        conn.commit().await?;
+        if let Some(shape) = shape_of(&applied, &self.options.table) {
+            let options = PgOptions { shape, ..(*self.options).clone() };
+            self = Self::build(self.pool, options, self.pooled)?;
+        }
+        Ok(self)
+    }
+
+    async fn applied(&self, conn: &mut crate::outbox::Conn) -> Result<Vec<(String, i32)>> {
+        let sql = format!("SELECT outbox, version FROM {}", self.own("migration"));
+        sqlx::query_as(AssertSqlSafe(sql))
+            .persistent(!self.pooled)
+            .fetch_all(conn.get())
+            .await
+            .map_err(doing("reading applied migrations"))
+    }
+
+    fn refuse_other(&self, shape: Shape) -> Result<()> {
+        if shape == self.options.shape {
+            return Ok(());
+        }
+        let (name, is, wanted) = (self.spec.display_name(), shape.as_str(), self.options.shape.as_str());
+        Err(Error::permanent(
+            "other_shape",
+            format!("{name} is a {is} already; for a {wanted} give another table (`--table NAME`) or schema"),
+        ))
+    }
+
     async fn refuse_old_server(&self, conn: &mut crate::outbox::Conn) -> Result<()> {
         let version: i32 = sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
             .persistent(!self.pooled)
@@ -197,6 +252,24 @@ impl PgOutbox {
         .await
         .map_err(doing("looking for the NOTIFY trigger"))
     }
+}
+
+impl Scope {
+    /// A foreign table needs airtight's own tables, but no outbox beside it.
+    fn concerns(self, options: &PgOptions) -> bool {
+        match self {
+            Self::Schema => true,
+            Self::Outbox(shape) => options.spec.is_none() && options.shape == shape,
+        }
+    }
+}
+
+/// The shape that an outbox was made with, by the migrations that were applied to it.
+fn shape_of(applied: &[(String, i32)], table: &str) -> Option<Shape> {
+    MIGRATIONS.iter().find_map(|(version, scope, ..)| match scope {
+        Scope::Outbox(shape) if applied.contains(&(table.to_owned(), *version)) => Some(*shape),
+        _ => None,
+    })
 }
 
 /// A schema that a newer airtight has migrated may mean things that this one does not know.

@@ -165,7 +165,8 @@ async fn the_printed_sql_does_what_migrate_does() {
     let Some(db) = TestDb::create("migrate_print").await else { return };
     let pool = db.pool(2).await;
     for (schema, table) in [("airtight", "outbox"), ("My \"Schema\"", "second")] {
-        let sql = PgOutbox::migration_sql(schema, table, false);
+        let named = PgOptions { schema: schema.into(), table: table.into(), ..PgOptions::default() };
+        let sql = PgOutbox::migration_sql(&named);
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&pool).await.unwrap();
         let options = PgOptions { schema: schema.into(), table: table.into(), ..PgOptions::default() };
         let outbox = PgOutbox::with_pool(pool.clone(), options).unwrap();

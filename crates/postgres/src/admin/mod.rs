@@ -15,12 +15,14 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use self::report::{blocked_keys, done_counts, open_counts, relays, unread_streams};
+pub(crate) use self::report::relays;
+use self::report::{blocked_keys, done_counts, open_counts, unread_streams};
 use crate::{
     PgOutbox,
-    columns::{Columns, col},
+    columns::{Columns, EventColumns, col},
     decode,
     error::doing,
+    log::admin as log,
 };
 
 /// How many rows one statement of retention, bulk retry or bulk discard touches.
@@ -36,6 +38,9 @@ impl Admin for PgOutbox {
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {
+        if self.is_log() {
+            return log::findings(self).await;
+        }
         let mut conn = self.acquire().await?;
         let columns = match Columns::load(self, &mut conn).await {
             Ok(columns) => columns,
@@ -74,6 +79,9 @@ impl Admin for PgOutbox {
     }
 
     async fn status(&self) -> Result<Status> {
+        if self.is_log() {
+            return log::status(self).await;
+        }
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
         let mut streams = open_counts(self, &mut conn, &c).await?;
@@ -87,10 +95,13 @@ impl Admin for PgOutbox {
         let relays = relays(self, &mut conn, &c).await?;
         let blocked_keys = blocked_keys(self, &mut conn, &c, 10_000).await?.len() as u64;
         conn.commit().await?;
-        Ok(Status { outbox: c.outbox, streams, relays, blocked_keys, consumers: Vec::new() })
+        Ok(Status { outbox: c.outbox.clone(), streams, relays, blocked_keys, consumers: Vec::new() })
     }
 
     async fn list(&self, filter: &Filter) -> Result<Vec<ListRow>> {
+        if self.is_log() {
+            return log::list(self, filter).await;
+        }
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
         let mut query = QueryBuilder::<Postgres>::new(format!(
@@ -115,6 +126,9 @@ impl Admin for PgOutbox {
     }
 
     async fn show(&self, id: &str) -> Result<Option<Detail>> {
+        if self.is_log() {
+            return log::show(self, id).await;
+        }
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
         let Some(matches) = matching(&c, id) else { return Ok(None) };
@@ -140,22 +154,38 @@ impl Admin for PgOutbox {
     }
 
     async fn retry(&self, id: &str) -> Result<Acted> {
+        if self.is_log() {
+            return log::act_on(self, id, false).await;
+        }
         self.act_on(id, retry_statement).await
     }
 
     async fn discard(&self, id: &str) -> Result<Acted> {
+        if self.is_log() {
+            return log::act_on(self, id, true).await;
+        }
         self.act_on(id, discard_statement).await
     }
 
     async fn retry_dead(&self, filter: &Filter) -> Result<u64> {
+        if self.is_log() {
+            return log::act_on_dead(self, filter, false).await;
+        }
         self.act_on_dead(filter, retry_statement).await
     }
 
     async fn discard_dead(&self, filter: &Filter) -> Result<u64> {
+        if self.is_log() {
+            return log::act_on_dead(self, filter, true).await;
+        }
         self.act_on_dead(filter, discard_statement).await
     }
 
     async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+        // A log knows no done events; its retention is `LogAdmin::prune_log`.
+        if self.is_log() {
+            return Ok(0);
+        }
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
         conn.commit().await?;
@@ -174,6 +204,9 @@ impl Admin for PgOutbox {
     }
 
     async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>> {
+        if self.is_log() {
+            return log::blocked(self, limit).await;
+        }
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
         let keys = blocked_keys(self, &mut conn, &c, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
@@ -356,7 +389,7 @@ fn forget_side(c: &Columns) -> String {
 }
 
 /// The condition that finds an event by what an operator typed; none if it cannot be one.
-fn matching(c: &Columns, id: &str) -> Option<String> {
+pub(crate) fn matching(c: &EventColumns, id: &str) -> Option<String> {
     let mut conditions = Vec::new();
     let number = id.parse::<i64>().is_ok();
     let column = &c.spec.id;
@@ -400,7 +433,7 @@ fn list_columns(c: &Columns) -> String {
     )
 }
 
-fn list_row(row: &PgRow) -> Result<ListRow> {
+pub(crate) fn list_row(row: &PgRow) -> Result<ListRow> {
     let number = |value: i32| u32::try_from(value).unwrap_or(0);
     Ok(ListRow {
         seq: decode::get(row, "l_seq")?,

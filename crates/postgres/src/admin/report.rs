@@ -9,7 +9,7 @@ use sqlx::AssertSqlSafe;
 use super::DONE_CAP;
 use crate::{
     PgOutbox,
-    columns::{Columns, col},
+    columns::{Columns, EventColumns, col},
     decode,
     error::doing,
     outbox::Conn,
@@ -87,7 +87,7 @@ pub(super) async fn done_counts(
     Ok(rows.into_iter().map(|(stream, count)| (stream, count.unsigned_abs())).collect())
 }
 
-pub(super) async fn relays(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<RelayStatus>> {
+pub(crate) async fn relays(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) -> Result<Vec<RelayStatus>> {
     let sql = format!(
         "SELECT r.id::text AS id, r.host, r.streams, r.ord, extract(epoch FROM r.expires_at - now())::float8 AS lease, \
            (SELECT count(*) FROM {} p WHERE p.owner = r.id) AS partitions \

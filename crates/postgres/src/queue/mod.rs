@@ -2,7 +2,6 @@
 
 mod fast;
 mod general;
-mod membership;
 mod settle;
 
 use std::{
@@ -23,7 +22,8 @@ use async_trait::async_trait;
 use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
-use crate::{PgOutbox, columns::Columns, decode, error::doing, listen::Listener};
+pub(crate) use self::settle::{LONGEST_WAIT, storable};
+use crate::{PgOutbox, columns::Columns, decode, error::doing, listen::Listener, members};
 
 /// With total order more would only be given back when one fails.
 const TOTAL_BATCH: usize = 100;
@@ -66,7 +66,7 @@ impl Members for PgQueue {
                 format!("{} partitions asked for; this table has {} at most", member.partitions, fast::SLOTS),
             ));
         }
-        membership::join(&self.outbox, columns, member).await?;
+        members::join(&self.outbox, columns, member).await?;
         if columns.is_fast() && member.order != Order::Key {
             // Held by a group with order, which is gone: nobody else would free them.
             let mut conn = self.outbox.acquire().await?;
@@ -82,19 +82,19 @@ impl Members for PgQueue {
     }
 
     async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        membership::heartbeat(&self.outbox, self.columns()?, member, rows).await
+        members::heartbeat(&self.outbox, self.columns()?, member, rows).await
     }
 
     async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        membership::take(&self.outbox, self.columns()?, member, wanted).await
+        members::take(&self.outbox, self.columns()?, member, wanted).await
     }
 
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        membership::give(&self.outbox, self.columns()?, member, partitions).await
+        members::give(&self.outbox, self.columns()?, member, partitions).await
     }
 
     async fn leave(&self, member: &Member) -> Result<()> {
-        membership::leave(&self.outbox, self.columns()?, member).await
+        members::leave(&self.outbox, self.columns()?, member).await
     }
 }
 
@@ -363,7 +363,7 @@ fn as_i64(value: usize) -> i64 {
 }
 
 /// The identity of rows as arrays that a statement can take.
-fn int_keys(rows: &[&RowClaim]) -> Vec<i64> {
+pub(crate) fn int_keys(rows: &[&RowClaim]) -> Vec<i64> {
     rows.iter()
         .map(|row| match &row.key {
             RowKey::Int(key) => *key,
@@ -372,7 +372,7 @@ fn int_keys(rows: &[&RowClaim]) -> Vec<i64> {
         .collect()
 }
 
-fn text_keys(rows: &[&RowClaim]) -> Vec<String> {
+pub(crate) fn text_keys(rows: &[&RowClaim]) -> Vec<String> {
     rows.iter()
         .map(|row| match &row.key {
             RowKey::Int(key) => key.to_string(),

@@ -110,10 +110,10 @@ async fn apply(
 
 /// What a sink may ask for at most, in seconds: ten years. The server refuses times that its calendar does not
 /// have, and a settle that is refused stops the relay.
-const LONGEST_WAIT: f64 = 10.0 * 365.0 * 86_400.0;
+pub(crate) const LONGEST_WAIT: f64 = 10.0 * 365.0 * 86_400.0;
 
 /// Text that PostgreSQL can store, and an operator can read.
-fn storable(text: &str, limit: usize) -> String {
+pub(crate) fn storable(text: &str, limit: usize) -> String {
     text.chars().filter(|letter| *letter != '\0').take(limit).collect()
 }
 

@@ -2,24 +2,24 @@
 
 use airtight_core::{
     Error, Result,
-    group::{Member, Pulse},
+    group::{LOG_GROUP, Member, Pulse},
     queue::{RowClaim, RowKey},
     table::literal,
 };
 use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
-use super::{int_keys, text_keys};
 use crate::{
     PgOutbox,
-    columns::{Columns, col},
+    columns::{EventColumns, col},
     error::doing,
     outbox::Conn,
+    queue::{int_keys, text_keys},
 };
 
 /// One at a time in a group: whoever changes who owns what. A transaction's lock, so that it works behind a
 /// pooler and ends with the transaction, however that ends.
-async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<()> {
+pub(crate) async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) -> Result<()> {
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('airtight relays ' || $1, 0))")
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
@@ -29,7 +29,7 @@ async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<(
     Ok(())
 }
 
-pub(super) async fn join(outbox: &PgOutbox, c: &Columns, member: &Member) -> Result<()> {
+pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<()> {
     let mut conn = outbox.begin().await?;
     lock_group(outbox, &mut conn, c).await?;
     // A relay that is not counted below must not come back with its next heartbeat: it is evicted, which waits
@@ -48,10 +48,13 @@ pub(super) async fn join(outbox: &PgOutbox, c: &Columns, member: &Member) -> Res
         .execute(conn.get())
         .await
         .map_err(doing("evicting other relays"))?;
+    // Consumers of a log share with everyone.
     let overlap = format!(
         "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 \
+         AND NOT starts_with($2, {log}) AND NOT starts_with(grp, {log}) \
          AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
-        c.relay
+        c.relay,
+        log = literal(LOG_GROUP),
     );
     let found = sqlx::query(AssertSqlSafe(overlap))
         .persistent(!outbox.pooled)
@@ -96,9 +99,9 @@ pub(super) async fn join(outbox: &PgOutbox, c: &Columns, member: &Member) -> Res
     conn.commit().await
 }
 
-pub(super) async fn heartbeat(
+pub(crate) async fn heartbeat(
     outbox: &PgOutbox,
-    c: &Columns,
+    c: &EventColumns,
     member: &Member,
     rows: &[RowClaim],
 ) -> Result<Pulse> {
@@ -142,7 +145,7 @@ pub(super) async fn heartbeat(
 async fn renew(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    c: &Columns,
+    c: &EventColumns,
     member: &Member,
     rows: &[RowClaim],
 ) -> Result<Vec<RowKey>> {
@@ -191,9 +194,9 @@ async fn renew(
     Ok(rows.iter().map(|row| row.key.clone()).filter(|key| !renewed.contains(key)).collect())
 }
 
-pub(super) async fn take(
+pub(crate) async fn take(
     outbox: &PgOutbox,
-    c: &Columns,
+    c: &EventColumns,
     member: &Member,
     wanted: &[u16],
 ) -> Result<Vec<u16>> {
@@ -228,7 +231,12 @@ pub(super) async fn take(
     Ok(taken.into_iter().filter_map(|n| u16::try_from(n).ok()).collect())
 }
 
-pub(super) async fn give(outbox: &PgOutbox, c: &Columns, member: &Member, partitions: &[u16]) -> Result<()> {
+pub(crate) async fn give(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    member: &Member,
+    partitions: &[u16],
+) -> Result<()> {
     let sql = format!(
         "UPDATE {} SET owner = NULL WHERE outbox = $1 AND grp = $2 AND n = ANY($3::smallint[]) AND owner = $4",
         c.partition
@@ -246,7 +254,7 @@ pub(super) async fn give(outbox: &PgOutbox, c: &Columns, member: &Member, partit
     conn.commit().await
 }
 
-pub(super) async fn leave(outbox: &PgOutbox, c: &Columns, member: &Member) -> Result<()> {
+pub(crate) async fn leave(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<()> {
     let sql = format!(
         "WITH me AS (DELETE FROM {} WHERE id = $1) UPDATE {} SET owner = NULL WHERE outbox = $2 AND grp = $3 AND owner = $1",
         c.relay, c.partition

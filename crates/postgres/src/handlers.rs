@@ -1,0 +1,237 @@
+//! Handlers that write to the same database: their writes, the inbox's entry and the offset are one transaction,
+//! so that each event has its effect exactly once.
+
+use std::{collections::HashMap, collections::HashSet, sync::Arc};
+
+use airtight_core::{
+    Capabilities, Delivery, Error, Event, Outcome, Position, Result, Sink,
+    dispatch::{Context, decode},
+    inbox::DedupeKey,
+    log::Log,
+};
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use serde::de::DeserializeOwned;
+use sqlx::{Connection, PgConnection, Postgres, Transaction};
+
+use crate::{Inbox, PgLog, PgOutbox, error::doing};
+
+/// What a handler returns: `?` works on sqlx's errors, on JSON's and on airtight's own.
+pub type Handled = std::result::Result<(), HandlerError>;
+
+/// Why a handler failed, with its class.
+#[derive(Debug)]
+pub struct HandlerError(Error);
+
+impl From<Error> for HandlerError {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+impl From<sqlx::Error> for HandlerError {
+    /// A violated constraint or bad data is permanent, what may pass is retryable.
+    fn from(error: sqlx::Error) -> Self {
+        Self(doing("in a handler")(error))
+    }
+}
+
+impl From<serde_json::Error> for HandlerError {
+    fn from(error: serde_json::Error) -> Self {
+        Self(Error::permanent("bad_json", format!("in a handler: {error}")))
+    }
+}
+
+type Handler = Arc<dyn for<'a> Fn(Context, &'a mut PgConnection) -> BoxFuture<'a, Handled> + Send + Sync>;
+
+/// Handlers by event type, each given a transaction.
+///
+/// A batch is one transaction. In it each event has a savepoint, its entry in the inbox (an event that is there
+/// already is passed over) and its handler; one that fails is rolled back to its savepoint and tried again
+/// later, by itself. With [`PgHandlers::with_log`] the consumer's offset moves in that transaction, too.
+///
+/// ```no_run
+/// # async fn example(outbox: airtight_postgres::PgOutbox) -> airtight_core::Result<()> {
+/// use airtight_core::{CancellationToken, Relay, log::LogOptions};
+/// use airtight_postgres::PgHandlers;
+/// use futures::FutureExt;
+///
+/// #[derive(serde::Deserialize)]
+/// struct OrderPlaced { total: i64 }
+///
+/// let log = outbox.log(LogOptions::consumer("billing"));
+/// let handlers = PgHandlers::new(&outbox, "billing").with_log(&log).on(
+///     "OrderPlaced",
+///     |order: OrderPlaced, _context, tx: &mut sqlx::PgConnection| {
+///         async move {
+///             sqlx::query("UPDATE revenue SET total = total + $1").bind(order.total).execute(tx).await?;
+///             Ok(())
+///         }
+///         .boxed()
+///     },
+/// );
+/// Relay::new(log, handlers).run(CancellationToken::new()).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct PgHandlers {
+    outbox: PgOutbox,
+    inbox: Inbox,
+    consumer: String,
+    dedupe: DedupeKey,
+    handlers: HashMap<String, Handler>,
+    fallback: Option<Handler>,
+    log: Option<Log<PgLog>>,
+}
+
+impl PgHandlers {
+    /// None yet: every event would be dead with the code `no_handler`. The consumer is the inbox's.
+    pub fn new(outbox: &PgOutbox, consumer: impl Into<String>) -> Self {
+        Self {
+            inbox: outbox.inbox(),
+            dedupe: outbox.spec().log.dedupe.clone(),
+            outbox: outbox.clone(),
+            consumer: consumer.into(),
+            handlers: HashMap::new(),
+            fallback: None,
+            log: None,
+        }
+    }
+
+    /// Which events the inbox takes for the same; what the table's spec says unless set.
+    #[must_use]
+    pub fn dedupe(mut self, dedupe: DedupeKey) -> Self {
+        self.dedupe = dedupe;
+        self
+    }
+
+    /// Moves this log's offset in the same transaction. It must be the log of the relay that these handlers are
+    /// the sink of.
+    #[must_use]
+    pub fn with_log(mut self, log: &Log<PgLog>) -> Self {
+        self.log = Some(log.clone());
+        self
+    }
+
+    /// Handles events of this type. A payload that is not a `T` is a permanent error.
+    #[must_use]
+    pub fn on<T, F>(mut self, event_type: impl Into<String>, handler: F) -> Self
+    where
+        T: DeserializeOwned + Send + 'static,
+        F: for<'a> Fn(T, Context, &'a mut PgConnection) -> BoxFuture<'a, Handled> + Send + Sync + 'static,
+    {
+        let handler: Handler = Arc::new(move |context, conn| match decode::<T>(&context.event) {
+            Ok(payload) => handler(payload, context, conn),
+            Err(error) => Box::pin(std::future::ready(Err(error.into()))),
+        });
+        self.handlers.insert(event_type.into(), handler);
+        self
+    }
+
+    /// Handles events that no other handler is for.
+    #[must_use]
+    pub fn otherwise<F>(mut self, handler: F) -> Self
+    where
+        F: for<'a> Fn(Context, &'a mut PgConnection) -> BoxFuture<'a, Handled> + Send + Sync + 'static,
+    {
+        self.fallback = Some(Arc::new(handler));
+        self
+    }
+
+    async fn handle_batch(&self, batch: &[Delivery]) -> Result<Vec<Outcome>> {
+        let mut tx =
+            self.outbox.pool().begin().await.map_err(doing("beginning the handlers' transaction"))?;
+        let mut outcomes = Vec::with_capacity(batch.len());
+        let mut failed_keys: HashSet<&str> = HashSet::new();
+        for delivery in batch {
+            let key = delivery.event.aggregate_id.as_str();
+            let outcome = if failed_keys.contains(key) {
+                Outcome::Skipped
+            } else {
+                self.handle(&mut tx, delivery).await?
+            };
+            if !matches!(outcome, Outcome::Delivered) {
+                failed_keys.insert(key);
+            }
+            outcomes.push(outcome);
+        }
+        let Some(log) = &self.log else {
+            tx.commit().await.map_err(doing("committing the handlers' transaction"))?;
+            return Ok(outcomes);
+        };
+        let delivered: Vec<Position> = batch
+            .iter()
+            .zip(&outcomes)
+            .filter(|(_, outcome)| matches!(outcome, Outcome::Delivered))
+            .map(|(delivery, _)| delivery.position)
+            .collect();
+        let committing = log.committing(&delivered).await;
+        let settled = !committing.is_fenced()
+            && log.store().settle_in(&mut tx, committing.member(), committing.changes()).await?;
+        if !settled {
+            return Err(Error::retryable(
+                "fenced",
+                "another relay owns these events now, or the consumer was moved: nothing was committed",
+            ));
+        }
+        tx.commit().await.map_err(doing("committing the handlers' transaction"))?;
+        committing.done();
+        for outcome in &mut outcomes {
+            if matches!(outcome, Outcome::Delivered) {
+                *outcome = Outcome::Committed;
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// One event in a savepoint. An error of the database's connection ends the batch; one of the handler's is
+    /// an outcome.
+    async fn handle(&self, tx: &mut Transaction<'static, Postgres>, delivery: &Delivery) -> Result<Outcome> {
+        let mut savepoint = tx.begin().await.map_err(doing("beginning a savepoint"))?;
+        let event = Arc::new(delivery.event.clone());
+        match self.run(&mut savepoint, event, delivery.attempt).await {
+            Ok(()) => {
+                savepoint.commit().await.map_err(doing("releasing a savepoint"))?;
+                Ok(Outcome::Delivered)
+            }
+            Err(error) => {
+                savepoint.rollback().await.map_err(doing("rolling back to a savepoint"))?;
+                Ok(Outcome::Failed(error))
+            }
+        }
+    }
+
+    async fn run(&self, conn: &mut PgConnection, event: Arc<Event>, attempt: u32) -> Result<()> {
+        let Some(handler) = self.handlers.get(&event.event_type).or(self.fallback.as_ref()) else {
+            return Err(Error::permanent(
+                "no_handler",
+                format!("no handler for event type `{}`", event.event_type),
+            ));
+        };
+        if !self.inbox.first_time_for(conn, &self.consumer, &event, &self.dedupe).await? {
+            tracing::debug!(consumer = self.consumer, eventId = event.id, "seen before; passed over");
+            return Ok(());
+        }
+        handler(Context { event, attempt }, conn).await.map_err(|error| error.0)
+    }
+}
+
+#[async_trait]
+impl Sink for PgHandlers {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            prefix_per_key: true,
+            concurrency: 1,
+            max_batch_events: 500,
+            ..Capabilities::default()
+        }
+    }
+
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        match self.handle_batch(batch).await {
+            Ok(outcomes) => outcomes,
+            // Nothing of the batch was committed; or, if the answer was lost, the inbox knows.
+            Err(error) => vec![Outcome::Failed(error); batch.len()],
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Consumers: who they are, where they stand, what is left for them.
+
+use std::collections::HashMap;
+
+use airtight_core::{
+    Backlog, Error, Result,
+    group::Member,
+    log::{Standing, Start, Watch, behind_retention},
+    table::{OffsetTable, quote},
+};
+use sqlx::{AssertSqlSafe, Row};
+
+use super::{LogTable, SLOTS, check, numbers, seek};
+use crate::{PgOutbox, columns::qualified, error::doing, members, outbox::Conn};
+
+/// Counting what is left stops here: it is asked whether anything is.
+const BACKLOG_CAP: i64 = 100_000;
+
+/// Up to where retention has removed events, and when the newest of these was published.
+pub(super) async fn floor(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &LogTable,
+) -> Result<(i64, Option<time::OffsetDateTime>)> {
+    let sql = format!("SELECT floor, floor_time FROM {} WHERE outbox = $1", outbox.own("log"));
+    let found = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(doing("reading the floor"))?;
+    Ok(found.unwrap_or((0, None)))
+}
+
+/// The newest value that was drawn from the sequence.
+pub(super) async fn last_value(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result<i64> {
+    let sql = format!("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {}", table.sequence.name);
+    sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("reading the sequence"))
+}
+
+/// Writes the consumer down, and makes its partitions as many as they should be.
+pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member, start: Start) -> Result<()> {
+    let failed = doing("registering the consumer");
+    let (name, count) = (member.consumer(), member.partitions);
+    if count > SLOTS {
+        return Err(Error::permanent(
+            "too_many_partitions",
+            format!("{count} partitions asked for; {SLOTS} is the most"),
+        ));
+    }
+    if count > 1 && table.columns.spec.log.offsets.is_some() {
+        return Err(Error::permanent(
+            "too_many_partitions",
+            format!(
+                "consumer `{name}` has its offset in a table of its own, with room for one partition only"
+            ),
+        ));
+    }
+    // Where a new consumer begins is found out before anything is locked: it may have to wait for publishers.
+    let begin = match start {
+        Start::Earliest => None,
+        Start::Latest => Some(seek::latest(outbox, table).await?),
+    };
+    let mut conn = outbox.begin().await?;
+    members::lock_group(outbox, &mut conn, &table.columns).await?;
+    let (floor, _) = floor(outbox, &mut conn, table).await?;
+    let begin = begin.unwrap_or(floor);
+    let last = last_value(outbox, &mut conn, table).await?;
+    let stored: Vec<(i16, i64)> = {
+        let sql = format!(
+            "SELECT n, coalesce(last_seq, 0) FROM {} WHERE outbox = $1 AND grp = $2 ORDER BY n",
+            outbox.own("partition")
+        );
+        sqlx::query_as(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(&table.columns.outbox)
+            .bind(&member.group)
+            .fetch_all(conn.get())
+            .await
+            .map_err(&failed)?
+    };
+    let offset = match &table.columns.spec.log.offsets {
+        Some(offsets) => Some(foreign_offset(outbox, &mut conn, offsets, name, Some(begin)).await?),
+        None => stored.iter().map(|(_, last_seq)| *last_seq).min(),
+    };
+    if let Some(offset) = offset {
+        check::check_restored(&table.columns, &table.sequence, last, offset)?;
+    }
+    if stored.len() != usize::from(count) {
+        if !stored.is_empty() {
+            refuse_live(outbox, &mut conn, table, member, stored.len()).await?;
+        }
+        let sql = format!(
+            "WITH old AS (DELETE FROM {partition} WHERE outbox = $1 AND grp = $2 RETURNING epoch), \
+             epoch AS (SELECT coalesce(max(epoch), 0) + 1 AS epoch FROM old) \
+             SELECT epoch FROM epoch",
+            partition = outbox.own("partition")
+        );
+        let epoch: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(&table.columns.outbox)
+            .bind(&member.group)
+            .fetch_one(conn.get())
+            .await
+            .map_err(&failed)?;
+        let sql = format!(
+            "INSERT INTO {} (outbox, grp, n, epoch, last_seq, moved_at) \
+             SELECT $1, $2, n, $4, $5, now() FROM generate_series(0, $3::int - 1) AS n",
+            outbox.own("partition")
+        );
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(&table.columns.outbox)
+            .bind(&member.group)
+            .bind(i32::from(count))
+            .bind(epoch)
+            .bind(offset.unwrap_or(begin))
+            .execute(conn.get())
+            .await
+            .map_err(&failed)?;
+    }
+    let sql = format!(
+        "WITH log AS (INSERT INTO {} (outbox) VALUES ($1) ON CONFLICT DO NOTHING) \
+         INSERT INTO {} (outbox, name, partitions, streams) VALUES ($1, $2, $3, $4) \
+         ON CONFLICT (outbox, name) DO UPDATE SET partitions = excluded.partitions, streams = excluded.streams",
+        outbox.own("log"),
+        outbox.own("consumer")
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(name)
+        .bind(i16::try_from(count).unwrap_or(1))
+        .bind(&member.streams)
+        .execute(conn.get())
+        .await
+        .map_err(&failed)?;
+    conn.commit().await
+}
+
+/// Refuses another number of partitions while relays with the old one are there.
+async fn refuse_live(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &LogTable,
+    member: &Member,
+    partitions: usize,
+) -> Result<()> {
+    let sql = format!(
+        "SELECT host FROM {} WHERE outbox = $1 AND grp = $2 AND expires_at > now() AND id <> $3 LIMIT 1",
+        outbox.own("relay")
+    );
+    let live: Option<String> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(&member.group)
+        .bind(member.id)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(doing("looking for other relays"))?;
+    let Some(host) = live else {
+        // Those whose lease has run out must not come back with the old number.
+        let sql = format!("DELETE FROM {} WHERE outbox = $1 AND grp = $2 AND id <> $3", outbox.own("relay"));
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(&table.columns.outbox)
+            .bind(&member.group)
+            .bind(member.id)
+            .execute(conn.get())
+            .await
+            .map_err(doing("evicting other relays"))?;
+        return Ok(());
+    };
+    Err(Error::permanent(
+        "overlap",
+        format!(
+            "consumer `{}` runs on {host} with {partitions} partitions, here with {}: give all of its instances the same \
+             number, or stop the others first",
+            member.consumer(),
+            member.partitions
+        ),
+    ))
+}
+
+/// The offset in a table of the application's own, made if it is not there.
+pub(super) async fn foreign_offset(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    offsets: &OffsetTable,
+    consumer: &str,
+    begin: Option<i64>,
+) -> Result<i64> {
+    let failed = doing("reading the consumer's offset");
+    let name = qualified(offsets.schema.as_deref(), &offsets.table);
+    let (key, last) = (quote(&offsets.consumer), quote(&offsets.last_seq));
+    if let Some(begin) = begin {
+        let (columns, values) = match &offsets.updated_at {
+            Some(column) => (format!(", {}", quote(column)), ", now()"),
+            None => (String::new(), ""),
+        };
+        let sql = format!(
+            "INSERT INTO {name} ({key}, {last}{columns}) VALUES ($1, $2{values}) ON CONFLICT ({key}) DO NOTHING"
+        );
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(consumer)
+            .bind(begin)
+            .execute(conn.get())
+            .await
+            .map_err(&failed)?;
+    }
+    sqlx::query_scalar(AssertSqlSafe(format!("SELECT {last}::bigint FROM {name} WHERE {key} = $1")))
+        .persistent(!outbox.pooled)
+        .bind(consumer)
+        .fetch_one(conn.get())
+        .await
+        .map_err(&failed)
+}
+
+/// Where partitions of the member's stand.
+pub(super) async fn positions(
+    outbox: &PgOutbox,
+    table: &LogTable,
+    member: &Member,
+    partitions: &[u16],
+) -> Result<Vec<Standing>> {
+    let failed = doing("reading offsets");
+    let mut conn = outbox.begin().await?;
+    let sql = format!(
+        "SELECT n, epoch, coalesce(last_seq, 0) AS last_seq FROM {} \
+         WHERE outbox = $1 AND grp = $2 AND owner = $3 AND n = ANY($4::smallint[]) ORDER BY n FOR SHARE",
+        outbox.own("partition")
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(&member.group)
+        .bind(member.id)
+        .bind(numbers(partitions))
+        .fetch_all(conn.get())
+        .await
+        .map_err(&failed)?;
+    let foreign = match &table.columns.spec.log.offsets {
+        Some(offsets) => Some(foreign_offset(outbox, &mut conn, offsets, member.consumer(), None).await?),
+        None => None,
+    };
+    let sql = format!(
+        "SELECT (slot % {})::smallint, key FROM {} WHERE outbox = $1 AND consumer = $2 AND (state = 'waiting' OR $3)",
+        member.partitions.max(1),
+        outbox.own("parked")
+    );
+    let keys: Vec<(i16, String)> = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(member.consumer())
+        .bind(member.block_on_dead)
+        .fetch_all(conn.get())
+        .await
+        .map_err(&failed)?;
+    // Read last, so that it is no older than the offsets.
+    let (floor, _) = floor(outbox, &mut conn, table).await?;
+    conn.commit().await?;
+    let mut waiting: HashMap<i16, Vec<String>> = HashMap::new();
+    for (partition, key) in keys {
+        waiting.entry(partition).or_default().push(key);
+    }
+    let mut standings = Vec::with_capacity(rows.len());
+    for row in rows {
+        let n: i16 = row.try_get("n").map_err(&failed)?;
+        let offset = foreign.map_or_else(|| row.try_get("last_seq").map_err(&failed), Ok)?;
+        if offset < floor {
+            return Err(behind_retention(member.consumer(), offset, floor));
+        }
+        standings.push(Standing {
+            partition: u16::try_from(n).unwrap_or(0),
+            epoch: row.try_get("epoch").map_err(&failed)?,
+            offset,
+            waiting: waiting.remove(&n).unwrap_or_default(),
+        });
+    }
+    Ok(standings)
+}
+
+pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) -> Result<Watch> {
+    let failed = doing("looking after the consumer");
+    let mut conn = outbox.acquire().await?;
+    let sql = format!(
+        "SELECT c.paused, c.revision, coalesce(l.floor, 0) AS floor, \
+           (SELECT min(last_seq) FROM {} WHERE outbox = $1 AND grp = $3 AND owner = $4) AS last_seq \
+         FROM {} c LEFT JOIN {} l ON l.outbox = c.outbox WHERE c.outbox = $1 AND c.name = $2",
+        outbox.own("partition"),
+        outbox.own("consumer"),
+        outbox.own("log"),
+    );
+    let row = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(member.consumer())
+        .bind(&member.group)
+        .bind(member.id)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(&failed)?;
+    conn.commit().await?;
+    let Some(row) = row else {
+        return Err(Error::permanent(
+            "unknown_consumer",
+            format!("consumer `{}` was removed while it ran", member.consumer()),
+        ));
+    };
+    let floor: i64 = row.try_get("floor").map_err(&failed)?;
+    if let Some(offset) = row.try_get::<Option<i64>, _>("last_seq").map_err(&failed)?
+        && offset < floor
+    {
+        return Err(behind_retention(member.consumer(), offset, floor));
+    }
+    Ok(Watch {
+        paused: row.try_get("paused").map_err(&failed)?,
+        revision: row.try_get("revision").map_err(&failed)?,
+    })
+}
+
+/// What is left for the whole consumer.
+pub(super) async fn backlog(
+    outbox: &PgOutbox,
+    table: &LogTable,
+    member: &Member,
+    block_on_dead: bool,
+) -> Result<Backlog> {
+    let c = &table.columns;
+    let failed = doing("counting what is left");
+    let mut conn = outbox.acquire().await?;
+    let foreign = match &c.spec.log.offsets {
+        Some(offsets) => Some(foreign_offset(outbox, &mut conn, offsets, member.consumer(), None).await?),
+        None => None,
+    };
+    let parked = outbox.own("parked");
+    let sql = format!(
+        "WITH offsets AS (SELECT n, coalesce($4::bigint, last_seq) AS last_seq FROM {partition} WHERE outbox = $1 AND grp = $2), \
+         ahead AS (SELECT FROM {table} t JOIN offsets o ON o.n = {part} WHERE {seq} > (SELECT min(last_seq) FROM offsets) \
+           AND {seq} > o.last_seq AND (cardinality($3::text[]) = 0 OR {stream} = ANY($3)) LIMIT {BACKLOG_CAP}), \
+         waiting AS (SELECT EXISTS (SELECT FROM {parked} d WHERE $6 AND d.outbox = p.outbox AND d.consumer = p.consumer \
+             AND d.key = p.key AND d.state <> 'waiting' AND d.seq < p.seq) AS blocked \
+           FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $5 AND p.state = 'waiting') \
+         SELECT (SELECT count(*) FROM ahead) + (SELECT count(*) FROM waiting) AS unfinished, \
+           (SELECT count(*) FROM waiting WHERE blocked) AS blocked",
+        partition = outbox.own("partition"),
+        table = c.table,
+        part = table.partition(member.partitions),
+        seq = table.seq(),
+        stream = c.field(&c.spec.stream),
+    );
+    let row = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(&member.streams)
+        .bind(foreign)
+        .bind(member.consumer())
+        .bind(block_on_dead)
+        .fetch_one(conn.get())
+        .await
+        .map_err(&failed)?;
+    conn.commit().await?;
+    let count = |name: &str| row.try_get::<i64, _>(name).map(i64::unsigned_abs).map_err(&failed);
+    Ok(Backlog { unfinished: count("unfinished")?, blocked: count("blocked")? })
+}

@@ -1,0 +1,314 @@
+//! The log's statements: what [`airtight_core::log::Log`] asks of PostgreSQL, and what operators ask of a log.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `holes` | when a `seq` that is missing is missing for ever |
+//! | `check` | which tables can be followed |
+//! | `read` | reading on, reading again, parked events that are due |
+//! | `settle` | offsets and parked events, in one transaction |
+//! | `consumers` | consumers and where they stand |
+//! | `partitions` | partitions of the table, made ahead |
+//! | `retention` | removing what is old, and the floor |
+//! | `seek` | replay |
+//! | `parked` | what operators do with parked events |
+//! | `admin` | the operator's side: wiring of the above |
+
+pub(crate) mod admin;
+mod check;
+mod consumers;
+mod holes;
+mod parked;
+mod partitions;
+mod read;
+mod retention;
+mod seek;
+mod settle;
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use airtight_core::{
+    Backlog, Error, Result,
+    group::{Member, Members, Pulse},
+    log::{Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    queue::RowClaim,
+};
+use async_trait::async_trait;
+use sqlx::PgConnection;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::{check::Sequence, holes::Holes};
+use crate::{PgOutbox, columns::EventColumns, listen::Listener, members, outbox::Conn};
+
+/// Into how many slots keys are hashed; partitions are made of slots.
+const SLOTS: u16 = 64;
+
+/// How many rounds of deciding holes one read makes before it returns what it has.
+const HOLE_ROUNDS: u32 = 3;
+
+/// How often a relay looks whether the table needs a new partition.
+const MAINTAIN_EVERY: Duration = Duration::from_secs(20);
+
+impl PgOutbox {
+    /// The outbox followed as a log: a source for a relay.
+    pub fn log(&self, options: LogOptions) -> Log<PgLog> {
+        Log::new(PgLog::new(self.clone()), options)
+    }
+}
+
+/// An outbox in PostgreSQL as a [`LogStore`].
+#[derive(Debug)]
+pub struct PgLog {
+    outbox: PgOutbox,
+    table: OnceLock<Arc<LogTable>>,
+    listener: OnceLock<Listener>,
+    holes: Mutex<Holes>,
+    /// What a row takes, near enough: how many to ask for at once.
+    row_bytes: AtomicUsize,
+    maintenance: OnceLock<DropGuard>,
+}
+
+/// A log's table as the database has it.
+#[derive(Debug)]
+pub(crate) struct LogTable {
+    pub(crate) columns: EventColumns,
+    sequence: Sequence,
+    partitioned: bool,
+}
+
+impl LogTable {
+    /// Reads the table, and refuses one that cannot be followed.
+    pub(crate) async fn load(outbox: &PgOutbox, conn: &mut Conn) -> Result<Self> {
+        if outbox.options.spec.is_none() && outbox.spec.status.is_some() {
+            return Err(Error::permanent(
+                "other_shape",
+                format!(
+                    "{} is a queue; a log is made by `airtight migrate --shape log`, in a table of its own (`--table NAME`)",
+                    outbox.spec.display_name()
+                ),
+            ));
+        }
+        let columns = EventColumns::load(outbox, conn).await?;
+        let sequence = check::check(outbox, conn, &columns).await?;
+        let partitioned = outbox.options.spec.is_none();
+        Ok(Self { columns, sequence, partitioned })
+    }
+
+    /// The slot of a row's key.
+    fn slot(&self) -> String {
+        format!("(hashtextextended(coalesce({}, ''), 0) & {})::smallint", self.columns.key(), SLOTS - 1)
+    }
+
+    /// The partition of a row's key, of so many.
+    fn partition(&self, count: u16) -> String {
+        if count <= 1 { "0::smallint".into() } else { format!("({} % {count})::smallint", self.slot()) }
+    }
+
+    /// The column that orders rows.
+    fn seq(&self) -> String {
+        self.columns.spec.seq.as_deref().map(crate::columns::col).unwrap_or_default()
+    }
+}
+
+impl PgLog {
+    pub(crate) fn new(outbox: PgOutbox) -> Self {
+        Self {
+            outbox,
+            table: OnceLock::new(),
+            listener: OnceLock::new(),
+            holes: Mutex::default(),
+            row_bytes: AtomicUsize::new(1_024),
+            maintenance: OnceLock::new(),
+        }
+    }
+
+    /// Writes changes in a transaction of the caller's own; see [`Log::committing`]. Returns whether all of them
+    /// were accepted: otherwise the transaction must be rolled back.
+    pub async fn settle_in(
+        &self,
+        conn: &mut PgConnection,
+        member: &Member,
+        changes: &Changes,
+    ) -> Result<bool> {
+        Ok(settle::apply(&self.outbox, conn, self.table()?, member, changes).await?.is_empty())
+    }
+
+    fn table(&self) -> Result<&Arc<LogTable>> {
+        self.table.get().ok_or_else(|| Error::permanent("not_open", "the log was not opened"))
+    }
+
+    fn holes(&self) -> MutexGuard<'_, Holes> {
+        self.holes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps partitions made ahead for as long as this log is there.
+    fn start_maintenance(&self) {
+        let stop = CancellationToken::new();
+        if self.maintenance.set(stop.clone().drop_guard()).is_err() {
+            return;
+        }
+        let outbox = self.outbox.clone();
+        tokio::spawn(async move {
+            loop {
+                match outbox.make_partitions().await {
+                    Ok(made) if made > 0 => tracing::info!(partitions = made, "made partitions ahead"),
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "could not make partitions ahead; trying again soon")
+                    }
+                }
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(MAINTAIN_EVERY) => {}
+                }
+            }
+        });
+    }
+}
+
+#[async_trait]
+impl Members for PgLog {
+    async fn join(&self, member: &Member) -> Result<()> {
+        members::join(&self.outbox, &self.table()?.columns, member).await
+    }
+
+    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
+        members::heartbeat(&self.outbox, &self.table()?.columns, member, rows).await
+    }
+
+    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
+        members::take(&self.outbox, &self.table()?.columns, member, wanted).await
+    }
+
+    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
+        members::give(&self.outbox, &self.table()?.columns, member, partitions).await
+    }
+
+    async fn leave(&self, member: &Member) -> Result<()> {
+        members::leave(&self.outbox, &self.table()?.columns, member).await
+    }
+}
+
+#[async_trait]
+impl LogStore for PgLog {
+    async fn open(&self) -> Result<()> {
+        let mut conn = self.outbox.acquire().await?;
+        let table = LogTable::load(&self.outbox, &mut conn).await?;
+        let foreign_channel = self.outbox.spec.log.channel.is_some();
+        let notifying = self.outbox.options.listen
+            && (foreign_channel
+                || self.outbox.options.spec.is_none() && self.outbox.is_notifying(&mut conn).await?);
+        conn.commit().await?;
+        let partitioned = table.partitioned;
+        // Opening again after a failure further on finds these set already.
+        let _ = self.table.set(Arc::new(table));
+        let session = !self.outbox.pooled || self.outbox.options.listen_url.is_some();
+        if notifying && session && self.listener.get().is_none() {
+            let _ = self.listener.set(Listener::start(&self.outbox).await?);
+        }
+        if partitioned {
+            self.start_maintenance();
+        }
+        Ok(())
+    }
+
+    async fn attach(&self, member: &Member, start: Start) -> Result<()> {
+        consumers::attach(&self.outbox, self.table()?, member, start).await
+    }
+
+    async fn positions(&self, member: &Member, partitions: &[u16]) -> Result<Vec<Standing>> {
+        // Offsets may have been moved back, over holes that retention has made since.
+        self.holes().forget();
+        consumers::positions(&self.outbox, self.table()?, member, partitions).await
+    }
+
+    async fn watch(&self, member: &Member) -> Result<Watch> {
+        consumers::watch(&self.outbox, self.table()?, member).await
+    }
+
+    async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {
+        let table = self.table()?;
+        let limit = self.limit(request);
+        for _ in 0..HOLE_ROUNDS {
+            let may_pass = self.holes().may_pass(request.after);
+            let page = read::page(&self.outbox, table, request, limit, may_pass).await?;
+            self.learn(&page);
+            let reach = self.holes().reach(request.after, page.rows.iter().map(|row| row.seq));
+            if reach.passes_holes {
+                read::refuse_behind(request, page.floor)?;
+            }
+            if reach.blocked {
+                let top = page.rows.last().map_or(request.after, |row| row.seq);
+                let holders = holes::holders(&self.outbox, table.sequence.oid).await?;
+                let decided = self.holes().look(top, holders);
+                if decided && reach.rows == 0 && reach.through == request.after {
+                    continue;
+                }
+                return Ok(page.into_read(reach, decided));
+            }
+            return Ok(page.into_read(reach, false));
+        }
+        Ok(Read { through: request.after, blocked: true, ..Read::default() })
+    }
+
+    async fn reread(&self, request: &ReadRequest<'_>, seqs: &[i64]) -> Result<Vec<LogRow>> {
+        read::again(&self.outbox, self.table()?, request, seqs).await
+    }
+
+    async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due> {
+        read::due(&self.outbox, self.table()?, request, except).await
+    }
+
+    async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>> {
+        let table = self.table()?;
+        // One statement alone needs no transaction around it.
+        let alone =
+            changes.park.is_empty() && changes.parked.is_empty() && table.columns.spec.log.offsets.is_none();
+        let mut conn = if alone { self.outbox.acquire().await? } else { self.outbox.begin().await? };
+        let refused = settle::apply(&self.outbox, conn.get(), table, member, changes).await?;
+        conn.commit().await?;
+        Ok(refused)
+    }
+
+    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
+        settle::unhold(&self.outbox, self.table()?, member, partitions, block_on_dead).await
+    }
+
+    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
+        consumers::backlog(&self.outbox, self.table()?, member, block_on_dead).await
+    }
+
+    async fn wait(&self, at_most: Duration) {
+        match self.listener.get() {
+            Some(listener) => {
+                let _ = tokio::time::timeout(at_most, listener.woken()).await;
+            }
+            None => tokio::time::sleep(at_most).await,
+        }
+    }
+}
+
+impl PgLog {
+    /// How many rows to ask for, so that they probably fit the bytes.
+    fn limit(&self, request: &ReadRequest<'_>) -> usize {
+        let row = self.row_bytes.load(Ordering::Relaxed).max(1);
+        request.events.min((request.bytes / row).max(1))
+    }
+
+    fn learn(&self, page: &read::Page) {
+        if let Some(seen) = page.row_bytes() {
+            let before = self.row_bytes.load(Ordering::Relaxed);
+            // Up at once, down slowly.
+            self.row_bytes.store(seen.max(before - before / 8), Ordering::Relaxed);
+        }
+    }
+}
+
+fn numbers(partitions: &[u16]) -> Vec<i16> {
+    partitions.iter().filter_map(|n| i16::try_from(*n).ok()).collect()
+}

@@ -1,0 +1,320 @@
+//! Reading on, reading again, and parked events that are due. Bounded in rows and in bytes, whatever the rows
+//! turn out to be.
+
+use std::time::Duration;
+
+use airtight_core::{
+    Result,
+    log::{Due, LogRow, ParkedRow, Read, ReadRequest, behind_retention},
+    table::literal,
+};
+use futures::TryStreamExt;
+use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
+
+use super::{LogTable, holes::Reach, numbers, parked::EVENT};
+use crate::{PgOutbox, decode, error::doing, outbox::Conn};
+
+/// What a row costs in memory besides its payload, near enough.
+const ROW_OVERHEAD: usize = 512;
+
+/// The most held events that come along with the one they wait behind.
+const BEHIND: i64 = 100;
+
+/// Rows as one statement saw them.
+pub(super) struct Page {
+    pub(super) rows: Vec<PageRow>,
+    /// Up to where retention had removed events, in the same snapshot; asked for only where holes may be passed.
+    pub(super) floor: i64,
+    /// A bound ended it, not the end of the log.
+    full: bool,
+}
+
+pub(super) struct PageRow {
+    pub(super) seq: i64,
+    /// None where the row is not wanted: another partition's, or another stream's.
+    row: Option<LogRow>,
+}
+
+impl Page {
+    /// What a row takes on average.
+    pub(super) fn row_bytes(&self) -> Option<usize> {
+        let wanted = self.rows.iter().filter_map(|row| row.row.as_ref());
+        let sizes: Vec<usize> =
+            wanted.filter_map(|row| row.event.as_ref().ok()).map(|event| event.size()).collect();
+        let total: usize = sizes.iter().sum();
+        total.checked_div(sizes.len())
+    }
+
+    /// The rows within reach. `again`: holes were decided that stopped it.
+    pub(super) fn into_read(self, reach: Reach, again: bool) -> Read {
+        let rows = self.rows.into_iter().take(reach.rows).filter_map(|row| row.row).collect();
+        let more = if reach.blocked { again } else { self.full };
+        Read { rows, through: reach.through, more, blocked: reach.blocked && !again }
+    }
+}
+
+/// Refuses to take for a hole what retention has removed.
+pub(super) fn refuse_behind(request: &ReadRequest<'_>, floor: i64) -> Result<()> {
+    if request.after < floor {
+        return Err(behind_retention(request.member.consumer(), request.after, floor));
+    }
+    Ok(())
+}
+
+/// Reads from `after` on, every row, wanted or not.
+pub(super) async fn page(
+    outbox: &PgOutbox,
+    table: &LogTable,
+    request: &ReadRequest<'_>,
+    limit: usize,
+    with_floor: bool,
+) -> Result<Page> {
+    let c = &table.columns;
+    let count = request.member.partitions;
+    let all = request.member.streams.is_empty() && request.partitions.len() >= usize::from(count.max(1));
+    let floor = if with_floor {
+        format!("(SELECT floor FROM {} WHERE outbox = {})", outbox.own("log"), literal(&c.outbox))
+    } else {
+        "NULL::bigint".into()
+    };
+    // The filter comes after the order: what is not wanted still fills its place.
+    let (events, join) = if all {
+        (c.event_columns("$3"), String::new())
+    } else {
+        let wanted = format!(
+            "({part} = ANY($4::smallint[])) AND (cardinality($5::text[]) = 0 OR {stream} = ANY($5))",
+            part = table.partition(count),
+            stream = c.field(&c.spec.stream),
+        );
+        (
+            "e.*".into(),
+            format!("LEFT JOIN LATERAL (SELECT {} WHERE {wanted}) e ON true", c.event_columns("$3")),
+        )
+    };
+    let seq = table.seq();
+    let sql = format!(
+        "SELECT {seq}::bigint AS place, {part} AS part, {floor} AS floor, {events} FROM {table} t {join} \
+         WHERE {seq} > $1 ORDER BY {seq} LIMIT $2",
+        part = table.partition(count),
+        table = c.table,
+    );
+    let mut query = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(request.after)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(i64::try_from(request.max_payload).unwrap_or(i64::MAX));
+    if !all {
+        query = query.bind(numbers(request.partitions)).bind(&request.member.streams);
+    }
+    let failed = doing("reading the log");
+    let mut conn = outbox.acquire().await?;
+    let mut page = Page { rows: Vec::with_capacity(limit.min(4_096)), floor: 0, full: false };
+    let mut bytes = 0;
+    let mut layout = None;
+    let mut rows = query.fetch(conn.get());
+    while let Some(row) = rows.try_next().await.map_err(&failed)? {
+        let layout = match &layout {
+            Some(layout) => layout,
+            None => layout.insert(decode::Layout::of(&row)?),
+        };
+        let place: i64 = row.try_get(0).map_err(&failed)?;
+        let part: i16 = row.try_get(1).map_err(&failed)?;
+        page.floor = row.try_get::<Option<i64>, _>(2).map_err(&failed)?.unwrap_or(0);
+        let wanted = layout.is_there(&row)?;
+        let row = wanted.then(|| log_row(&row, layout, table, request.max_payload, place, part));
+        bytes += row
+            .as_ref()
+            .and_then(|row| row.event.as_ref().ok())
+            .map_or(64, |event| event.size() + ROW_OVERHEAD / 2);
+        page.rows.push(PageRow { seq: place, row });
+        if bytes >= request.bytes {
+            page.full = true;
+            break;
+        }
+    }
+    drop(rows);
+    page.full |= page.rows.len() >= limit;
+    if bytes >= request.bytes && page.rows.len() < limit {
+        // Rows that nobody wants any more are still on their way: rather none than all of them.
+        hang_up(conn);
+    } else {
+        conn.commit().await?;
+    }
+    Ok(page)
+}
+
+fn hang_up(mut conn: Conn) {
+    if let Conn::Plain(connection) = &mut conn {
+        connection.close_on_drop();
+    }
+}
+
+fn log_row(
+    row: &PgRow,
+    layout: &decode::Layout,
+    table: &LogTable,
+    max_payload: usize,
+    seq: i64,
+    part: i16,
+) -> LogRow {
+    let event = layout.event(row, &table.columns.spec, max_payload);
+    LogRow { seq, partition: u16::try_from(part).unwrap_or(0), max_attempts: layout.max_attempts(row), event }
+}
+
+/// Reads rows again that were read before.
+pub(super) async fn again(
+    outbox: &PgOutbox,
+    table: &LogTable,
+    request: &ReadRequest<'_>,
+    seqs: &[i64],
+) -> Result<Vec<LogRow>> {
+    let c = &table.columns;
+    let seq = table.seq();
+    let sql = format!(
+        "SELECT {seq}::bigint AS place, {part} AS part, {events} FROM {table} t \
+         WHERE {seq} = ANY($1::bigint[]) ORDER BY {seq}",
+        part = table.partition(request.member.partitions),
+        events = c.event_columns("$2"),
+        table = c.table,
+    );
+    let mut conn = outbox.acquire().await?;
+    let found = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(seqs)
+        .bind(i64::try_from(request.max_payload).unwrap_or(i64::MAX))
+        .fetch(conn.get());
+    let (rows, cut) = bounded(found, request, |row, layout| {
+        let failed = doing("reading the log again");
+        let (place, part) = (row.try_get(0).map_err(&failed)?, row.try_get(1).map_err(&failed)?);
+        Ok(log_row(row, layout, table, request.max_payload, place, part))
+    })
+    .await?;
+    if cut {
+        hang_up(conn);
+    } else {
+        conn.commit().await?;
+        if rows.len() < seqs.len() {
+            let first =
+                seqs.iter().find(|seq| !rows.iter().any(|row| row.seq == **seq)).copied().unwrap_or(0);
+            return Err(behind_retention(request.member.consumer(), first - 1, first));
+        }
+    }
+    Ok(rows)
+}
+
+/// Takes rows until the bytes are used up, at least one; says whether that cut it short.
+async fn bounded<T: InMemory>(
+    mut rows: impl futures::Stream<Item = sqlx::Result<PgRow>> + Unpin,
+    request: &ReadRequest<'_>,
+    decode: impl Fn(&PgRow, &decode::Layout) -> Result<T>,
+) -> Result<(Vec<T>, bool)> {
+    let mut taken = Vec::new();
+    let mut bytes = 0;
+    let mut layout = None;
+    while let Some(row) = rows.try_next().await.map_err(doing("reading events"))? {
+        let layout = match &layout {
+            Some(layout) => layout,
+            None => layout.insert(decode::Layout::of(&row)?),
+        };
+        let decoded = decode(&row, layout)?;
+        bytes += decoded.size();
+        taken.push(decoded);
+        if bytes >= request.bytes {
+            return Ok((taken, true));
+        }
+    }
+    Ok((taken, false))
+}
+
+/// What a row takes in memory.
+trait InMemory {
+    fn size(&self) -> usize;
+}
+
+impl InMemory for LogRow {
+    fn size(&self) -> usize {
+        ROW_OVERHEAD + self.event.as_ref().map_or(0, |event| event.size())
+    }
+}
+
+impl InMemory for ParkedRow {
+    fn size(&self) -> usize {
+        self.row.size()
+    }
+}
+
+/// Parked events that are due, each with what is held behind it.
+pub(super) async fn due(
+    outbox: &PgOutbox,
+    table: &LogTable,
+    request: &ReadRequest<'_>,
+    except: &[i64],
+) -> Result<Due> {
+    let count = request.member.partitions.max(1);
+    let parked = outbox.own("parked");
+    let mine = format!("outbox = $1 AND consumer = $2 AND slot % {count} = ANY($3::smallint[])");
+    let behind = if request.by_key {
+        let blocked = if request.block_on_dead {
+            format!(
+                "AND NOT EXISTS (SELECT FROM {parked} d WHERE d.outbox = $1 AND d.consumer = $2 AND d.key = h.key \
+                 AND d.state <> 'waiting' AND d.seq < p.seq)"
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "p.key = h.key AND p.seq >= h.seq AND p.state = 'waiting' AND (p.seq = h.seq OR p.due_at IS NULL) \
+             {blocked} ORDER BY p.seq LIMIT {BEHIND}"
+        )
+    } else {
+        "p.seq = h.seq".into()
+    };
+    let sql = format!(
+        "WITH head AS (SELECT key, seq FROM {parked} WHERE {mine} AND state = 'waiting' AND due_at <= now() \
+           AND seq <> ALL($4::bigint[]) ORDER BY due_at, seq LIMIT $5) \
+         SELECT p.seq AS place, (p.slot % {count})::smallint AS part, p.attempts, {EVENT} \
+         FROM head h CROSS JOIN LATERAL (SELECT * FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $2 AND {behind}) p \
+         ORDER BY p.seq LIMIT $5"
+    );
+    let mut conn = outbox.acquire().await?;
+    let found = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(request.member.consumer())
+        .bind(numbers(request.partitions))
+        .bind(except)
+        .bind(i64::try_from(request.events).unwrap_or(i64::MAX))
+        .fetch(conn.get());
+    let (rows, cut) = bounded(found, request, |row, layout| {
+        let failed = doing("reading parked events");
+        let (place, part) = (row.try_get(0).map_err(&failed)?, row.try_get(1).map_err(&failed)?);
+        let attempts: i32 = row.try_get(2).map_err(&failed)?;
+        let row = log_row(row, layout, table, request.max_payload, place, part);
+        Ok(ParkedRow { row, attempts: attempts.unsigned_abs() })
+    })
+    .await?;
+    if cut {
+        hang_up(conn);
+        return Ok(Due { rows, next_in: None });
+    }
+    if !rows.is_empty() {
+        conn.commit().await?;
+        return Ok(Due { rows, next_in: None });
+    }
+    let sql = format!(
+        "SELECT extract(epoch FROM min(due_at) - now())::float8 FROM {parked} \
+         WHERE {mine} AND state = 'waiting' AND due_at IS NOT NULL AND seq <> ALL($4::bigint[])"
+    );
+    let next: Option<f64> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(request.member.consumer())
+        .bind(numbers(request.partitions))
+        .bind(except)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("reading parked events"))?;
+    conn.commit().await?;
+    let next_in = next.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.001, 86_400.0)));
+    Ok(Due { rows, next_in })
+}
