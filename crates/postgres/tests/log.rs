@@ -1,0 +1,10 @@
+//! The log on a real PostgreSQL: what is particular to it. What every store must do is in the conformance suite.
+
+#![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
+
+#[path = "log/support.rs"]
+mod support;
+#[path = "log/traps.rs"]
+mod traps;
+#[path = "log/table.rs"]
+mod table;
