@@ -40,7 +40,7 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().expect("utime") + fields[12].parse::<u64>().expect("stime")
 }
 
-fn resident_kb(pid: u32) -> u64 {
+pub(crate) fn resident_kb(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the relay runs");
     let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("VmRSS");
     line.split_whitespace().nth(1).and_then(|kb| kb.parse().ok()).expect("a number")

@@ -5,6 +5,7 @@
 mod claim;
 mod drain;
 mod idle;
+mod log;
 mod sample;
 mod sqlite;
 
@@ -31,6 +32,12 @@ enum Bench {
         /// How many claims of each.
         #[arg(long, default_value_t = 40)]
         claims: usize,
+    },
+    /// Following a PostgreSQL log to a null sink, beside `COPY … TO STDOUT` of the same rows.
+    Log {
+        /// How many events.
+        #[arg(long, default_value_t = 1_000_000)]
+        events: i64,
     },
     /// Publishing into and draining an SQLite file.
     Sqlite {
@@ -62,6 +69,7 @@ async fn main() {
     match bench {
         Bench::Drain { events, baseline_seconds } => drain::run(&db, events, baseline_seconds).await,
         Bench::Claim { backlog, claims } => claim::run(&db, backlog, claims).await,
+        Bench::Log { events } => log::run(&db, events).await,
         Bench::Sqlite { .. } => unreachable!("needs no server, and has returned"),
         Bench::Idle { binary, seconds } => idle::run(&db, &binary, seconds).await,
     }

@@ -4,7 +4,7 @@
 
 #[path = "log/support.rs"]
 mod support;
-#[path = "log/traps.rs"]
-mod traps;
 #[path = "log/table.rs"]
 mod table;
+#[path = "log/traps.rs"]
+mod traps;

@@ -90,31 +90,10 @@ pub(super) struct Reach {
 }
 
 impl Holes {
-    /// Whether a read from `after` may pass holes.
-    pub(super) fn may_pass(&self, after: i64) -> bool {
-        self.decided_to > after
-    }
-
-    /// How far one may go among rows that were read from `after` on.
-    pub(super) fn reach(&self, after: i64, seqs: impl Iterator<Item = i64>) -> Reach {
-        let mut reach = Reach { rows: 0, through: after, blocked: false, passes_holes: false };
-        for seq in seqs {
-            if seq > reach.through + 1 {
-                // The hole ends at seq - 1.
-                if seq - 1 > self.decided_to {
-                    reach.blocked = true;
-                    // The part of it that is decided can be left behind, not more.
-                    if self.decided_to > reach.through {
-                        (reach.through, reach.passes_holes) = (self.decided_to, true);
-                    }
-                    break;
-                }
-                reach.passes_holes = true;
-            }
-            reach.rows += 1;
-            reach.through = seq;
-        }
-        reach
+    /// Up to where holes are decided. For a read that begins afterwards, not for one that is under way: what was
+    /// read before a hole was decided does not have what filled it.
+    pub(super) fn decided_to(&self) -> i64 {
+        self.decided_to
     }
 
     /// Takes in who holds the sequence, as seen after a read that had seen `top` and was stopped by a hole.
@@ -142,6 +121,29 @@ impl Holes {
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
+}
+
+/// How far one may go among rows that were read from `after` on, in a statement that began when holes were
+/// decided up to `decided_to`.
+pub(super) fn reach(after: i64, decided_to: i64, seqs: impl Iterator<Item = i64>) -> Reach {
+    let mut reach = Reach { rows: 0, through: after, blocked: false, passes_holes: false };
+    for seq in seqs {
+        if seq > reach.through + 1 {
+            // The hole ends at seq - 1.
+            if seq - 1 > decided_to {
+                reach.blocked = true;
+                // The part of it that is decided can be left behind, not more.
+                if decided_to > reach.through {
+                    (reach.through, reach.passes_holes) = (decided_to, true);
+                }
+                break;
+            }
+            reach.passes_holes = true;
+        }
+        reach.rows += 1;
+        reach.through = seq;
+    }
+    reach
 }
 
 /// Who holds the sequence right now. A statement of its own, after the one that read the rows.
@@ -184,21 +186,21 @@ mod tests {
         Holders { all: names(all), prepared: names(prepared), server: "s".into() }
     }
 
-    fn reach(holes: &Holes, after: i64, seqs: &[i64]) -> (usize, i64, bool) {
-        let reach = holes.reach(after, seqs.iter().copied());
+    fn far(holes: &Holes, after: i64, seqs: &[i64]) -> (usize, i64, bool) {
+        let reach = super::reach(after, holes.decided_to, seqs.iter().copied());
         (reach.rows, reach.through, reach.blocked)
     }
 
     #[test]
     fn a_read_stops_at_the_first_hole_that_is_not_decided() {
         let mut holes = Holes::default();
-        assert_eq!(reach(&holes, 0, &[1, 2, 3]), (3, 3, false));
-        assert_eq!(reach(&holes, 0, &[1, 2, 5, 6]), (2, 2, true));
-        assert_eq!(reach(&holes, 0, &[3]), (0, 0, true));
+        assert_eq!(far(&holes, 0, &[1, 2, 3]), (3, 3, false));
+        assert_eq!(far(&holes, 0, &[1, 2, 5, 6]), (2, 2, true));
+        assert_eq!(far(&holes, 0, &[3]), (0, 0, true));
         assert!(holes.look(6, holders(&[], &[])));
-        assert_eq!(reach(&holes, 2, &[5, 6, 7]), (3, 7, false));
-        assert_eq!(reach(&holes, 2, &[5, 6, 9]), (2, 6, true), "7 and 8 are not decided");
-        assert_eq!(reach(&holes, 4, &[9]), (0, 6, true), "5 and 6 never were, 7 and 8 may be");
+        assert_eq!(far(&holes, 2, &[5, 6, 7]), (3, 7, false));
+        assert_eq!(far(&holes, 2, &[5, 6, 9]), (2, 6, true), "7 and 8 are not decided");
+        assert_eq!(far(&holes, 4, &[9]), (0, 6, true), "5 and 6 never were, 7 and 8 may be");
     }
 
     #[test]
@@ -207,7 +209,7 @@ mod tests {
         assert!(!holes.look(10, holders(&["3/1", "4/1"], &[])));
         assert!(!holes.look(20, holders(&["4/1", "5/1"], &[])), "4/1 was noted");
         assert!(holes.look(20, holders(&["5/1", "6/1"], &[])), "5/1 came later");
-        assert!(holes.may_pass(9) && !holes.may_pass(10), "decided up to what the first look was about");
+        assert!(holes.decided_to() == 10, "decided up to what the first look was about");
     }
 
     #[test]
@@ -226,6 +228,6 @@ mod tests {
         let mut other = holders(&["9/9"], &[]);
         other.server = "t".into();
         assert!(!holes.look(12, other));
-        assert!(!holes.may_pass(0));
+        assert!(holes.decided_to() == 0);
     }
 }

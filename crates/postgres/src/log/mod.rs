@@ -40,9 +40,16 @@ use airtight_core::{
 };
 use async_trait::async_trait;
 use sqlx::PgConnection;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::AbortOnDropHandle,
+};
 
-use self::{check::Sequence, holes::Holes};
+use self::{
+    check::Sequence,
+    holes::Holes,
+    read::{Ask, Page},
+};
 use crate::{PgOutbox, columns::EventColumns, listen::Listener, members, outbox::Conn};
 
 /// Into how many slots keys are hashed; partitions are made of slots.
@@ -70,7 +77,15 @@ pub struct PgLog {
     holes: Mutex<Holes>,
     /// What a row takes, near enough: how many to ask for at once.
     row_bytes: AtomicUsize,
+    ahead: Mutex<Option<Ahead>>,
     maintenance: OnceLock<DropGuard>,
+}
+
+/// A page that is being read before it is asked for.
+#[derive(Debug)]
+struct Ahead {
+    ask: Ask,
+    page: AbortOnDropHandle<Result<Page>>,
 }
 
 /// A log's table as the database has it.
@@ -123,6 +138,7 @@ impl PgLog {
             listener: OnceLock::new(),
             holes: Mutex::default(),
             row_bytes: AtomicUsize::new(1_024),
+            ahead: Mutex::default(),
             maintenance: OnceLock::new(),
         }
     }
@@ -224,6 +240,7 @@ impl LogStore for PgLog {
     async fn positions(&self, member: &Member, partitions: &[u16]) -> Result<Vec<Standing>> {
         // Offsets may have been moved back, over holes that retention has made since.
         self.holes().forget();
+        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = None;
         consumers::positions(&self.outbox, self.table()?, member, partitions).await
     }
 
@@ -233,25 +250,24 @@ impl LogStore for PgLog {
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {
         let table = self.table()?;
-        let limit = self.limit(request);
         for _ in 0..HOLE_ROUNDS {
-            let may_pass = self.holes().may_pass(request.after);
-            let page = read::page(&self.outbox, table, request, limit, may_pass).await?;
-            self.learn(&page);
-            let reach = self.holes().reach(request.after, page.rows.iter().map(|row| row.seq));
+            let page = self.page(request).await?;
+            let reach = holes::reach(request.after, page.decided_to, page.rows.iter().map(|row| row.seq));
             if reach.passes_holes {
                 read::refuse_behind(request, page.floor)?;
             }
-            if reach.blocked {
-                let top = page.rows.last().map_or(request.after, |row| row.seq);
-                let holders = holes::holders(&self.outbox, table.sequence.oid).await?;
-                let decided = self.holes().look(top, holders);
-                if decided && reach.rows == 0 && reach.through == request.after {
-                    continue;
+            if !reach.blocked {
+                if page.full {
+                    self.read_ahead(request, reach.through);
                 }
+                return Ok(page.into_read(reach, false));
+            }
+            let top = page.rows.last().map_or(request.after, |row| row.seq);
+            let holders = holes::holders(&self.outbox, table.sequence.oid).await?;
+            let decided = self.holes().look(top, holders);
+            if !decided || reach.through > request.after {
                 return Ok(page.into_read(reach, decided));
             }
-            return Ok(page.into_read(reach, false));
         }
         Ok(Read { through: request.after, blocked: true, ..Read::default() })
     }
@@ -294,13 +310,43 @@ impl LogStore for PgLog {
 }
 
 impl PgLog {
+    /// The page that was read ahead, if it is the one that is wanted now; else a fresh one.
+    async fn page(&self, request: &ReadRequest<'_>) -> Result<Page> {
+        let ask = Ask::new(request, self.limit(request));
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let page = match ahead.filter(|ahead| ask.is_served_by(&ahead.ask)) {
+            // An error there is met again here.
+            Some(ahead) => ahead.page.await.ok().and_then(Result::ok),
+            None => None,
+        };
+        let page = match page {
+            Some(page) => page,
+            None => {
+                let decided_to = self.holes().decided_to();
+                read::page(&self.outbox, self.table()?, &ask, decided_to).await?
+            }
+        };
+        self.learn(&page);
+        Ok(page)
+    }
+
+    /// Begins to read on while the last page is being delivered.
+    fn read_ahead(&self, request: &ReadRequest<'_>, after: i64) {
+        let Some(table) = self.table.get().cloned() else { return };
+        let ask = Ask { after, ..Ask::new(request, self.limit(request)) };
+        let (outbox, decided_to, asked) = (self.outbox.clone(), self.holes().decided_to(), ask.clone());
+        let page = tokio::spawn(async move { read::page(&outbox, &table, &asked, decided_to).await });
+        let ahead = Ahead { ask, page: AbortOnDropHandle::new(page) };
+        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+    }
+
     /// How many rows to ask for, so that they probably fit the bytes.
     fn limit(&self, request: &ReadRequest<'_>) -> usize {
         let row = self.row_bytes.load(Ordering::Relaxed).max(1);
         request.events.min((request.bytes / row).max(1))
     }
 
-    fn learn(&self, page: &read::Page) {
+    fn learn(&self, page: &Page) {
         if let Some(seen) = page.row_bytes() {
             let before = self.row_bytes.load(Ordering::Relaxed);
             // Up at once, down slowly.

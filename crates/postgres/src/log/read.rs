@@ -20,13 +20,48 @@ const ROW_OVERHEAD: usize = 512;
 /// The most held events that come along with the one they wait behind.
 const BEHIND: i64 = 100;
 
+/// What a page is read by: all that it depends on, so that one can be read ahead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) after: i64,
+    pub(super) limit: usize,
+    pub(super) bytes: usize,
+    pub(super) max_payload: usize,
+    pub(super) partitions: Vec<u16>,
+    pub(super) count: u16,
+    pub(super) streams: Vec<String>,
+}
+
+impl Ask {
+    pub(super) fn new(request: &ReadRequest<'_>, limit: usize) -> Self {
+        Self {
+            after: request.after,
+            limit,
+            bytes: request.bytes,
+            max_payload: request.max_payload,
+            partitions: request.partitions.to_vec(),
+            count: request.member.partitions,
+            streams: request.member.streams.clone(),
+        }
+    }
+
+    /// Whether a page that was read for `other` serves as well: within its bounds, from the same place.
+    pub(super) fn is_served_by(&self, other: &Self) -> bool {
+        other.limit <= self.limit
+            && other.bytes <= self.bytes
+            && Self { limit: self.limit, bytes: self.bytes, ..other.clone() } == *self
+    }
+}
+
 /// Rows as one statement saw them.
 pub(super) struct Page {
     pub(super) rows: Vec<PageRow>,
+    /// Up to where holes were decided when the statement began.
+    pub(super) decided_to: i64,
     /// Up to where retention had removed events, in the same snapshot; asked for only where holes may be passed.
     pub(super) floor: i64,
     /// A bound ended it, not the end of the log.
-    full: bool,
+    pub(super) full: bool,
 }
 
 pub(super) struct PageRow {
@@ -62,17 +97,11 @@ pub(super) fn refuse_behind(request: &ReadRequest<'_>, floor: i64) -> Result<()>
 }
 
 /// Reads from `after` on, every row, wanted or not.
-pub(super) async fn page(
-    outbox: &PgOutbox,
-    table: &LogTable,
-    request: &ReadRequest<'_>,
-    limit: usize,
-    with_floor: bool,
-) -> Result<Page> {
+pub(super) async fn page(outbox: &PgOutbox, table: &LogTable, ask: &Ask, decided_to: i64) -> Result<Page> {
     let c = &table.columns;
-    let count = request.member.partitions;
-    let all = request.member.streams.is_empty() && request.partitions.len() >= usize::from(count.max(1));
-    let floor = if with_floor {
+    let (count, limit) = (ask.count, ask.limit);
+    let all = ask.streams.is_empty() && ask.partitions.len() >= usize::from(count.max(1));
+    let floor = if decided_to > ask.after {
         format!("(SELECT floor FROM {} WHERE outbox = {})", outbox.own("log"), literal(&c.outbox))
     } else {
         "NULL::bigint".into()
@@ -100,15 +129,15 @@ pub(super) async fn page(
     );
     let mut query = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(request.after)
+        .bind(ask.after)
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
-        .bind(i64::try_from(request.max_payload).unwrap_or(i64::MAX));
+        .bind(i64::try_from(ask.max_payload).unwrap_or(i64::MAX));
     if !all {
-        query = query.bind(numbers(request.partitions)).bind(&request.member.streams);
+        query = query.bind(numbers(&ask.partitions)).bind(&ask.streams);
     }
     let failed = doing("reading the log");
     let mut conn = outbox.acquire().await?;
-    let mut page = Page { rows: Vec::with_capacity(limit.min(4_096)), floor: 0, full: false };
+    let mut page = Page { rows: Vec::with_capacity(limit.min(4_096)), decided_to, floor: 0, full: false };
     let mut bytes = 0;
     let mut layout = None;
     let mut rows = query.fetch(conn.get());
@@ -121,20 +150,20 @@ pub(super) async fn page(
         let part: i16 = row.try_get(1).map_err(&failed)?;
         page.floor = row.try_get::<Option<i64>, _>(2).map_err(&failed)?.unwrap_or(0);
         let wanted = layout.is_there(&row)?;
-        let row = wanted.then(|| log_row(&row, layout, table, request.max_payload, place, part));
+        let row = wanted.then(|| log_row(&row, layout, table, ask.max_payload, place, part));
         bytes += row
             .as_ref()
             .and_then(|row| row.event.as_ref().ok())
             .map_or(64, |event| event.size() + ROW_OVERHEAD / 2);
         page.rows.push(PageRow { seq: place, row });
-        if bytes >= request.bytes {
+        if bytes >= ask.bytes {
             page.full = true;
             break;
         }
     }
     drop(rows);
     page.full |= page.rows.len() >= limit;
-    if bytes >= request.bytes && page.rows.len() < limit {
+    if bytes >= ask.bytes && page.rows.len() < limit {
         // Rows that nobody wants any more are still on their way: rather none than all of them.
         hang_up(conn);
     } else {

@@ -124,7 +124,9 @@ async fn on_conflict_leaves_a_hole_that_is_passed_when_its_transaction_ends() {
     let (mut one, mut two) = (f.writer().await, f.writer().await);
     let reader = f.reader("r").await;
     let publish = |key: &str| {
-        format!("SELECT * FROM airtight.publish('s', 'T', 'A', '{key}', '{{}}', event_id => '018f0000-0000-7000-8000-000000000001')")
+        format!(
+            "SELECT * FROM airtight.publish('s', 'T', 'A', '{key}', '{{}}', event_id => '018f0000-0000-7000-8000-000000000001')"
+        )
     };
     one.run(&publish("a")).await;
     assert_eq!(reader.seqs(1).await, [1]);
@@ -243,7 +245,12 @@ async fn what_retention_has_removed_is_an_error_and_no_hole() {
     for _ in 0..4 {
         seqs.push(running.insert("k").await);
     }
-    running.run(&format!("DELETE FROM airtight.outbox WHERE seq <= {0}; UPDATE airtight.log SET floor = {0}", seqs[1])).await;
+    running
+        .run(&format!(
+            "DELETE FROM airtight.outbox WHERE seq <= {0}; UPDATE airtight.log SET floor = {0}",
+            seqs[1]
+        ))
+        .await;
     let error = loop {
         match follower.log.next(Limits { events: 10, bytes: 1 << 20 }).await {
             Ok(batch) => assert!(batch.is_empty(), "{:?}", batch.deliveries),
