@@ -344,6 +344,7 @@ impl<S: LogStore> Shared<S> {
                 return Ok(Batch::empty());
             }
             let released = self.track().released(limits.events);
+            let Some(released) = released else { return Ok(Batch::empty()) };
             if !released.is_empty() {
                 let request = self.request(&asked, limits);
                 let rows = self.store.reread(&request, &released).await?;

@@ -101,7 +101,7 @@ pub(super) struct Plan {
     steps: Vec<Step>,
     /// What is to be held back by it, with the load of its partition. More may be read meanwhile.
     held: HashSet<(i64, u64)>,
-    halt: Option<(i64, Halt)>,
+    halts: Vec<(i64, Halt)>,
 }
 
 enum Halt {
@@ -259,14 +259,22 @@ impl Track {
         self.partitions.values().flat_map(|partition| partition.parked_out.iter().copied()).collect()
     }
 
-    /// The first events that were given back, at most so many.
-    pub(super) fn released(&self, at_most: usize) -> Vec<i64> {
+    /// The first events that were given back, at most so many. Behind one that failed, where the consumer halts for
+    /// it, nothing else is handed out: none, while it is out.
+    pub(super) fn released(&self, at_most: usize) -> Option<Vec<i64>> {
+        let open = |seq: &&i64| {
+            let has = |own: &Partition| own.outstanding.contains(*seq) || own.released.contains(*seq);
+            self.partitions.values().any(has)
+        };
+        let failing = self.attempts.keys().filter(open).min().copied();
         let readable = self.partitions.iter().filter(|(n, _)| !self.group.giving.contains(n));
         let mut seqs: Vec<i64> =
             readable.flat_map(|(_, partition)| partition.released.iter().take(at_most).copied()).collect();
         seqs.sort_unstable();
         seqs.truncate(at_most);
-        seqs
+        let Some(failing) = failing else { return Some(seqs) };
+        seqs.retain(|seq| *seq <= failing);
+        (!seqs.is_empty()).then_some(seqs)
     }
 
     /// How far ahead of its offset the slowest partition has read.
@@ -400,7 +408,7 @@ impl Track {
             fenced: 0,
             steps: Vec::with_capacity(settlements.len()),
             held: self.held.iter().map(|held| (held.seq, held.load)).collect(),
-            halt: None,
+            halts: Vec::new(),
         };
         let mut done: HashMap<u16, HashSet<i64>> = HashMap::new();
         let mut blocked: HashSet<(u16, Key)> = HashSet::new();
@@ -507,7 +515,10 @@ impl Track {
                 self.look_at = None;
             } else {
                 partition.outstanding.remove(&row.seq);
-                self.attempts.remove(&row.seq);
+                // What is given back keeps the attempts that it has spent.
+                if !matches!(step, Step::Back(_)) {
+                    self.attempts.remove(&row.seq);
+                }
             }
             match step {
                 Step::Parked(_, true) if !row.parked => partition.wait(row.key),
@@ -522,13 +533,14 @@ impl Track {
                 self.committed.insert(position);
             }
         }
-        match plan.halt {
-            Some((seq, Halt::Retry(attempts, after))) => {
-                self.attempts.insert(seq, attempts);
-                self.halted_until = Some(Instant::now() + after);
+        for (seq, halt) in plan.halts {
+            match halt {
+                Halt::Retry(attempts, after) => {
+                    self.attempts.insert(seq, attempts);
+                    self.halted_until = self.halted_until.max(Some(Instant::now() + after));
+                }
+                Halt::Stop(error) => self.failed = self.failed.take().or(Some(error)),
             }
-            Some((_, Halt::Stop(error))) => self.failed = Some(error),
-            None => {}
         }
         settled
     }
@@ -557,7 +569,7 @@ impl Plan {
             Verdict::Unknown { error } => Fate::Unknown { error: error.clone() },
         };
         if options.on_failure == OnFailure::Halt {
-            self.halt = Some((row.seq, halt(row, &failure, options)));
+            self.halts.push((row.seq, halt(row, &failure, options)));
             return Step::Back(position);
         }
         let waits = matches!(failure, Fate::Retry { .. }) || options.block_on_dead;
