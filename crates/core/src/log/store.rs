@@ -96,7 +96,7 @@ pub struct Standing {
 pub struct Watch {
     /// Whether it is to stand still.
     pub paused: bool,
-    /// Grows whenever a person has changed something about its parked events.
+    /// Grows whenever a person has changed something about its parked events, and with every seek.
     pub revision: i64,
 }
 

@@ -216,16 +216,20 @@ impl Track {
         self.look_at = None;
     }
 
-    /// Takes in which keys wait, after a person has changed something.
+    /// Takes in which keys wait, after a person has changed something. Partitions that were moved are no longer
+    /// known: a relay that has nothing to settle would not hear of it otherwise.
     pub(super) fn recount(&mut self, standings: Vec<Standing>) {
+        let mut moved = Vec::new();
         for standing in standings {
             let waiting = self.count(&standing.waiting);
-            if let Some(partition) = self.partitions.get_mut(&standing.partition)
-                && partition.epoch == standing.epoch
-            {
+            let Some(partition) = self.partitions.get_mut(&standing.partition) else { continue };
+            if (partition.epoch, partition.offset) == (standing.epoch, standing.offset) {
                 partition.waiting = waiting;
+            } else {
+                moved.push(standing.partition);
             }
         }
+        self.drop_partitions(&moved);
         self.look_at = None;
     }
 
