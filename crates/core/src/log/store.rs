@@ -89,6 +89,9 @@ pub struct Standing {
     /// The keys of its parked events that are still to be delivered, once for each event. With
     /// `block_on_dead` a dead or unknown one counts as well.
     pub waiting: Vec<String>,
+    /// The `seq`s of its parked events beyond the offset, whatever their state: parked while an earlier event was
+    /// still unsettled. The log holds them, too, and reading on must not deliver them from there.
+    pub parked: Vec<i64>,
 }
 
 /// What operators have said about a consumer.

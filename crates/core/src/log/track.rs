@@ -39,6 +39,8 @@ pub(super) struct Partition {
     parked_out: BTreeSet<i64>,
     /// How many parked events a key has that keep later ones waiting.
     waiting: HashMap<Key, u32>,
+    /// Parked before this relay took it up, and not read past yet: these do not come from the log.
+    parked: BTreeSet<i64>,
 }
 
 impl Partition {
@@ -210,6 +212,7 @@ impl Track {
                 released: BTreeSet::new(),
                 parked_out: BTreeSet::new(),
                 waiting: self.count(&standing.waiting),
+                parked: standing.parked.into_iter().collect(),
             };
             self.partitions.insert(standing.partition, partition);
         }
@@ -312,7 +315,7 @@ impl Track {
         let mut batch = self.batch(asked);
         for row in rows {
             let Some(partition) = self.asked_partition(row.partition, asked) else { continue };
-            if row.seq > partition.read_to {
+            if row.seq > partition.read_to && !partition.parked.remove(&row.seq) {
                 self.hand_out(&mut batch, row, by_key);
             }
         }
