@@ -239,6 +239,11 @@ impl MemoryLogTransaction {
         self.events.push((seq, id, event.clone()));
     }
 
+    /// The keys of its events, in order.
+    pub fn keys(&self) -> Vec<String> {
+        self.events.iter().map(|(_, _, event)| event.aggregate_id.clone()).collect()
+    }
+
     /// Makes it seen.
     pub fn commit(mut self) -> Vec<Published> {
         let mut tables = self.store.tables();
