@@ -26,11 +26,6 @@ impl LostAnswers {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether all that were to be lost are.
-    pub fn all_lost(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == 0
-    }
-
     fn lost(&self) -> bool {
         self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
     }

@@ -29,7 +29,7 @@ struct Seen {
 impl Seen {
     /// One round of an instance: fetch a few, note them, settle them; now and then one fails.
     async fn work(&self, who: usize, relay: &Hand) {
-        let batch = relay.next(5).await.deliveries;
+        let batch = relay.next(20).await.deliveries;
         let fails = batch.first().is_some_and(|d| d.attempt == 1 && d.event.seq % 11 == 0);
         let (failed, fine) = batch.split_at(usize::from(fails));
         // Behind a failure the rest of its key is given back, as a relay does it.
@@ -65,7 +65,8 @@ pub async fn instances_share_partitions_and_keep_the_order_of_keys(sut: &dyn Log
     let last = RefCell::new(0);
     let publish = async |count: usize| {
         let done = *total.borrow();
-        let new: Vec<NewEvent> = (0..count).map(|n| event(&format!("k{}", n % 40), done + n)).collect();
+        let new: Vec<NewEvent> =
+            (0..count).map(|n| event(&format!("k{}", (done + n) % 40), done + n)).collect();
         let stored = sut.publish(&new).await;
         *total.borrow_mut() += count;
         *last.borrow_mut() = stored[count - 1].seq;
@@ -76,7 +77,7 @@ pub async fn instances_share_partitions_and_keep_the_order_of_keys(sut: &dyn Log
     seen.work(0, &first).await;
     let (second, third) = (open(sut, grouped(sut)).await, open(sut, grouped(sut)).await);
     eventually(patience, "every instance to get work", async || {
-        publish(40).await;
+        publish(8).await;
         futures::join!(seen.work(0, &first), seen.work(1, &second), seen.work(2, &third));
         seen.workers.borrow().len() == 3
     })
