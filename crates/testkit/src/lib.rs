@@ -3,9 +3,12 @@
 
 pub mod faults;
 pub mod http;
+pub mod logs;
+pub mod memory_log;
 pub mod memory_queue;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod script;
 pub mod sinks;
 pub mod sources;
 pub mod wait;

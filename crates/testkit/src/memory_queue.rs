@@ -8,8 +8,7 @@
 //! tested against real ones.
 
 mod admin;
-mod script;
-mod tables;
+pub(crate) mod tables;
 
 use std::{
     collections::BTreeMap,
@@ -27,11 +26,9 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-pub use self::script::{Gate, Verb, When};
-use self::{
-    script::{Script, broken},
-    tables::Tables,
-};
+use self::tables::Tables;
+pub use crate::script::{Gate, Verb, When};
+use crate::script::{Script, broken};
 
 /// An in-memory [`QueueStore`]; see the module.
 #[derive(Debug, Clone)]

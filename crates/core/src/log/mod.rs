@@ -344,6 +344,7 @@ impl<S: LogStore> Shared<S> {
                 return Ok(Batch::empty());
             }
             let released = self.track().released(limits.events);
+            let Some(released) = released else { return Ok(Batch::empty()) };
             if !released.is_empty() {
                 let request = self.request(&asked, limits);
                 let rows = self.store.reread(&request, &released).await?;
@@ -521,20 +522,22 @@ impl<S: LogStore> Shared<S> {
     async fn take_up(&self, member: &Member, watch: Watch) -> Result<()> {
         // Neither an offset nor a parked event may change meanwhile.
         let _one = self.settling.lock().await;
-        let (unknown, recount) = {
+        let known = {
             let mut track = self.track();
-            let recount = track.revision != watch.revision;
-            (track.paused, track.revision) = (watch.paused, watch.revision);
-            (track.unknown(), recount.then(|| track.known()))
+            track.paused = watch.paused;
+            if track.revision == watch.revision { Vec::new() } else { track.known() }
         };
+        if !known.is_empty() {
+            let standings = self.store.positions(member, &known).await?;
+            self.track().recount(standings);
+            self.changed.notify_one();
+        }
+        // Not before that: if it failed, it is still to be done.
+        self.track().revision = watch.revision;
+        let unknown = self.track().unknown();
         if !unknown.is_empty() {
             let standings = self.store.positions(member, &unknown).await?;
             self.track().adopt(standings);
-            self.changed.notify_one();
-        }
-        if let Some(known) = recount.filter(|known| !known.is_empty()) {
-            let standings = self.store.positions(member, &known).await?;
-            self.track().recount(standings);
             self.changed.notify_one();
         }
         Ok(())

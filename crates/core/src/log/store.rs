@@ -48,11 +48,17 @@ pub trait LogStore: Members {
     /// before; one that is gone is an error with the code [`BEHIND_RETENTION`].
     async fn reread(&self, request: &ReadRequest<'_>, seqs: &[i64]) -> Result<Vec<LogRow>>;
 
-    /// Parked events that are due, each with what is held behind it, in the order of `seq`.
+    /// Parked events that are due, each with what is held behind it, in the order of `seq`, but for those of
+    /// `except`. With [`ReadRequest::by_key`] none comes while an earlier one of its key is not due; without it,
+    /// what was held under another order is due as well.
     async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due>;
 
     /// Applies all of `changes`, in one transaction, except those to partitions that are no longer the
     /// member's under the epoch given, or whose offset somebody has changed: these are returned.
+    ///
+    /// An event of [`Changes::park`] may be parked already, by a try whose answer was lost: what became of it counts,
+    /// and one that is only held stays as it is. With [`Changes::by_key`], what was held behind an event that is
+    /// finished now, or is held behind nothing, becomes due here or with the next [`LogStore::unhold`].
     async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>>;
 
     /// Makes held events due that wait behind nothing any more: a person may have removed it. Returns how many.
@@ -89,6 +95,9 @@ pub struct Standing {
     /// The keys of its parked events that are still to be delivered, once for each event. With
     /// `block_on_dead` a dead or unknown one counts as well.
     pub waiting: Vec<String>,
+    /// The `seq`s of its parked events beyond the offset, whatever their state: parked while an earlier event was
+    /// still unsettled. The log holds them, too, and reading on must not deliver them from there.
+    pub parked: Vec<i64>,
 }
 
 /// What operators have said about a consumer.
@@ -96,7 +105,7 @@ pub struct Standing {
 pub struct Watch {
     /// Whether it is to stand still.
     pub paused: bool,
-    /// Grows whenever a person has changed something about its parked events.
+    /// Grows whenever a person has changed something about its parked events, and with every seek.
     pub revision: i64,
 }
 

@@ -39,6 +39,8 @@ pub(super) struct Partition {
     parked_out: BTreeSet<i64>,
     /// How many parked events a key has that keep later ones waiting.
     waiting: HashMap<Key, u32>,
+    /// Parked before this relay took it up, and not read past yet: these do not come from the log.
+    parked: BTreeSet<i64>,
 }
 
 impl Partition {
@@ -99,8 +101,9 @@ pub(super) struct Plan {
     pub(super) changes: Changes,
     pub(super) fenced: usize,
     steps: Vec<Step>,
-    held: usize,
-    halt: Option<(i64, Halt)>,
+    /// What is to be held back by it, with the load of its partition. More may be read meanwhile.
+    held: HashSet<(i64, u64)>,
+    halts: Vec<(i64, Halt)>,
 }
 
 enum Halt {
@@ -209,22 +212,27 @@ impl Track {
                 released: BTreeSet::new(),
                 parked_out: BTreeSet::new(),
                 waiting: self.count(&standing.waiting),
+                parked: standing.parked.into_iter().collect(),
             };
             self.partitions.insert(standing.partition, partition);
         }
         self.look_at = None;
     }
 
-    /// Takes in which keys wait, after a person has changed something.
+    /// Takes in which keys wait, after a person has changed something. Partitions that were moved are no longer
+    /// known: a relay that has nothing to settle would not hear of it otherwise.
     pub(super) fn recount(&mut self, standings: Vec<Standing>) {
+        let mut moved = Vec::new();
         for standing in standings {
             let waiting = self.count(&standing.waiting);
-            if let Some(partition) = self.partitions.get_mut(&standing.partition)
-                && partition.epoch == standing.epoch
-            {
+            let Some(partition) = self.partitions.get_mut(&standing.partition) else { continue };
+            if (partition.epoch, partition.offset) == (standing.epoch, standing.offset) {
                 partition.waiting = waiting;
+            } else {
+                moved.push(standing.partition);
             }
         }
+        self.drop_partitions(&moved);
         self.look_at = None;
     }
 
@@ -258,14 +266,22 @@ impl Track {
         self.partitions.values().flat_map(|partition| partition.parked_out.iter().copied()).collect()
     }
 
-    /// The first events that were given back, at most so many.
-    pub(super) fn released(&self, at_most: usize) -> Vec<i64> {
+    /// The first events that were given back, at most so many. Behind one that failed, where the consumer halts for
+    /// it, nothing else is handed out: none, while it is out.
+    pub(super) fn released(&self, at_most: usize) -> Option<Vec<i64>> {
+        let open = |seq: &&i64| {
+            let has = |own: &Partition| own.outstanding.contains(*seq) || own.released.contains(*seq);
+            self.partitions.values().any(has)
+        };
+        let failing = self.attempts.keys().filter(open).min().copied();
         let readable = self.partitions.iter().filter(|(n, _)| !self.group.giving.contains(n));
         let mut seqs: Vec<i64> =
             readable.flat_map(|(_, partition)| partition.released.iter().take(at_most).copied()).collect();
         seqs.sort_unstable();
         seqs.truncate(at_most);
-        seqs
+        let Some(failing) = failing else { return Some(seqs) };
+        seqs.retain(|seq| *seq <= failing);
+        (!seqs.is_empty()).then_some(seqs)
     }
 
     /// How far ahead of its offset the slowest partition has read.
@@ -299,7 +315,7 @@ impl Track {
         let mut batch = self.batch(asked);
         for row in rows {
             let Some(partition) = self.asked_partition(row.partition, asked) else { continue };
-            if row.seq > partition.read_to {
+            if row.seq > partition.read_to && !partition.parked.remove(&row.seq) {
                 self.hand_out(&mut batch, row, by_key);
             }
         }
@@ -398,8 +414,8 @@ impl Track {
             changes: Changes { block_on_dead: options.block_on_dead, by_key, ..Changes::default() },
             fenced: 0,
             steps: Vec::with_capacity(settlements.len()),
-            held: self.held.len(),
-            halt: None,
+            held: self.held.iter().map(|held| (held.seq, held.load)).collect(),
+            halts: Vec::new(),
         };
         let mut done: HashMap<u16, HashSet<i64>> = HashMap::new();
         let mut blocked: HashSet<(u16, Key)> = HashSet::new();
@@ -473,8 +489,8 @@ impl Track {
     pub(super) fn apply(&mut self, plan: Plan, refused: &[u16], in_transaction: bool) -> Settled {
         let mut settled = Settled { applied: 0, fenced: plan.fenced };
         self.drop_partitions(refused);
-        let held = plan.held.min(self.held.len());
-        for held in self.held.drain(..held) {
+        let held = self.held.extract_if(.., |held| plan.held.contains(&(held.seq, held.load)));
+        for held in held {
             if let Some(partition) = self.partitions.get_mut(&held.partition) {
                 partition.outstanding.remove(&held.seq);
                 partition.wait(held.key);
@@ -506,7 +522,10 @@ impl Track {
                 self.look_at = None;
             } else {
                 partition.outstanding.remove(&row.seq);
-                self.attempts.remove(&row.seq);
+                // What is given back keeps the attempts that it has spent.
+                if !matches!(step, Step::Back(_)) {
+                    self.attempts.remove(&row.seq);
+                }
             }
             match step {
                 Step::Parked(_, true) if !row.parked => partition.wait(row.key),
@@ -521,13 +540,14 @@ impl Track {
                 self.committed.insert(position);
             }
         }
-        match plan.halt {
-            Some((seq, Halt::Retry(attempts, after))) => {
-                self.attempts.insert(seq, attempts);
-                self.halted_until = Some(Instant::now() + after);
+        for (seq, halt) in plan.halts {
+            match halt {
+                Halt::Retry(attempts, after) => {
+                    self.attempts.insert(seq, attempts);
+                    self.halted_until = self.halted_until.max(Some(Instant::now() + after));
+                }
+                Halt::Stop(error) => self.failed = self.failed.take().or(Some(error)),
             }
-            Some((_, Halt::Stop(error))) => self.failed = Some(error),
-            None => {}
         }
         settled
     }
@@ -556,7 +576,7 @@ impl Plan {
             Verdict::Unknown { error } => Fate::Unknown { error: error.clone() },
         };
         if options.on_failure == OnFailure::Halt {
-            self.halt = Some((row.seq, halt(row, &failure, options)));
+            self.halts.push((row.seq, halt(row, &failure, options)));
             return Step::Back(position);
         }
         let waits = matches!(failure, Fate::Retry { .. }) || options.block_on_dead;

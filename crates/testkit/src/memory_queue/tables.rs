@@ -94,7 +94,7 @@ impl Row {
 }
 
 /// The partition of a key.
-pub(super) fn partition_of(key: &str, partitions: u16) -> u16 {
+pub(crate) fn partition_of(key: &str, partitions: u16) -> u16 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     u16::try_from(hasher.finish() % u64::from(partitions.max(1))).expect("less than a u16")

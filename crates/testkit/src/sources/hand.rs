@@ -27,28 +27,28 @@ pub(super) fn long(order: Order) -> QueueOptions {
 }
 
 /// An event of stream `s` for a key, numbered so that its order can be told.
-pub(super) fn event(key: &str, n: usize) -> NewEvent {
+pub(crate) fn event(key: &str, n: usize) -> NewEvent {
     NewEvent::new("s", "Tested", "Test", key).json_text(format!("{{\"n\":{n}}}"))
 }
 
 /// `count` events for a key.
-pub(super) fn events(key: &str, count: usize) -> Vec<NewEvent> {
+pub(crate) fn events(key: &str, count: usize) -> Vec<NewEvent> {
     (0..count).map(|n| event(key, n)).collect()
 }
 
-pub(super) fn ids(deliveries: &[Delivery]) -> Vec<&str> {
+pub(crate) fn ids(deliveries: &[Delivery]) -> Vec<&str> {
     deliveries.iter().map(|delivery| delivery.event.id.as_str()).collect()
 }
 
-pub(super) fn failure() -> Error {
+pub(crate) fn failure() -> Error {
     Error::retryable("refused", "the check says so")
 }
 
-pub(super) fn retry(after: Duration) -> Verdict {
+pub(crate) fn retry(after: Duration) -> Verdict {
     Verdict::Retry { after, error: failure() }
 }
 
-pub(super) fn dead() -> Verdict {
+pub(crate) fn dead() -> Verdict {
     Verdict::Dead { error: Error::permanent("hopeless", "the check says so") }
 }
 
@@ -59,9 +59,17 @@ impl Hand {
     ///
     /// If it cannot be opened.
     pub async fn open(sut: &dyn SourceUnderTest, options: QueueOptions) -> Self {
-        let source = sut.queue(options);
+        Self::over(sut.queue(options), sut.capabilities().patience).await
+    }
+
+    /// A relay on any source, which it opens.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be opened.
+    pub async fn over(source: Arc<dyn Source>, patience: Duration) -> Self {
         source.open().await.expect("the source opens");
-        Self { source, patience: sut.capabilities().patience }
+        Self { source, patience }
     }
 
     /// What can be had right now, at most so many.
@@ -148,7 +156,7 @@ impl Hand {
 }
 
 /// Asserts that the seqs of each key ascend.
-pub(super) fn assert_key_order(deliveries: &[Delivery]) {
+pub(crate) fn assert_key_order(deliveries: &[Delivery]) {
     let mut last: BTreeMap<&str, i64> = BTreeMap::new();
     for delivery in deliveries {
         let event = &delivery.event;

@@ -9,7 +9,7 @@
 
 mod basics;
 mod groups;
-mod hand;
+pub(crate) mod hand;
 mod leases;
 mod retries;
 

@@ -12,29 +12,41 @@ use std::{
 use airtight_core::{Error, Result};
 use tokio::sync::watch;
 
-/// The verbs of a store, to count and to script.
+/// The verbs of a store, be it a queue's or a log's, to count and to script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
-    /// `QueueStore::open`
+    /// `open`
     Open,
-    /// `QueueStore::join`
+    /// `Members::join`
     Join,
-    /// `QueueStore::heartbeat`
+    /// `Members::heartbeat`
     Heartbeat,
-    /// `QueueStore::take`
+    /// `Members::take`
     Take,
-    /// `QueueStore::give`
+    /// `Members::give`
     Give,
     /// `QueueStore::claim`
     Claim,
-    /// `QueueStore::settle`
+    /// `settle`
     Settle,
-    /// `QueueStore::unhold`
+    /// `unhold`
     Unhold,
-    /// `QueueStore::leave`
+    /// `Members::leave`
     Leave,
-    /// `QueueStore::backlog`
+    /// `backlog`
     Backlog,
+    /// `LogStore::attach`
+    Attach,
+    /// `LogStore::positions`
+    Positions,
+    /// `LogStore::watch`
+    Watch,
+    /// `LogStore::read`
+    Read,
+    /// `LogStore::reread`
+    Reread,
+    /// `LogStore::due`
+    Due,
 }
 
 /// Where in a call a fault strikes.
@@ -90,7 +102,7 @@ enum Fault {
 
 /// What one connection to the store is to suffer, and how often it was called.
 #[derive(Debug, Default)]
-pub(super) struct Script {
+pub(crate) struct Script {
     faults: Mutex<HashMap<Verb, VecDeque<Fault>>>,
     calls: Mutex<HashMap<Verb, u64>>,
     down: AtomicBool,
@@ -107,42 +119,42 @@ struct Chaos {
 
 /// The rest of a scripted call: what happens after it took effect.
 #[derive(Debug)]
-pub(super) struct Rest {
+pub(crate) struct Rest {
     fault: Option<Fault>,
     wait: Duration,
 }
 
 impl Script {
-    pub(super) fn fail(&self, verb: Verb, when: When, error: Error) {
+    pub(crate) fn fail(&self, verb: Verb, when: When, error: Error) {
         lock(&self.faults).entry(verb).or_default().push_back(Fault::Fail(when, error));
     }
 
-    pub(super) fn pause(&self, verb: Verb, when: When) -> Gate {
+    pub(crate) fn pause(&self, verb: Verb, when: When) -> Gate {
         let gate = Gate::new();
         lock(&self.faults).entry(verb).or_default().push_back(Fault::Pause(when, gate.clone()));
         gate
     }
 
-    pub(super) fn chaos(&self, seed: u64, before: f64, after: f64, slow: Duration) {
+    pub(crate) fn chaos(&self, seed: u64, before: f64, after: f64, slow: Duration) {
         *lock(&self.chaos) = Some(Chaos { random: fastrand::Rng::with_seed(seed), before, after, slow });
     }
 
-    pub(super) fn calm(&self) {
+    pub(crate) fn calm(&self) {
         *lock(&self.chaos) = None;
         lock(&self.faults).clear();
         self.down.store(false, Ordering::SeqCst);
     }
 
-    pub(super) fn set_down(&self, down: bool) {
+    pub(crate) fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
     }
 
-    pub(super) fn calls(&self, verb: Verb) -> u64 {
+    pub(crate) fn calls(&self, verb: Verb) -> u64 {
         lock(&self.calls).get(&verb).copied().unwrap_or(0)
     }
 
     /// Before a call takes effect.
-    pub(super) async fn before(&self, verb: Verb) -> Result<Rest> {
+    pub(crate) async fn before(&self, verb: Verb) -> Result<Rest> {
         *lock(&self.calls).entry(verb).or_default() += 1;
         if self.down.load(Ordering::SeqCst) {
             return Err(broken("the store is down"));
@@ -185,7 +197,7 @@ impl Script {
 
 impl Rest {
     /// After a call took effect.
-    pub(super) async fn after<T>(self, value: T) -> Result<T> {
+    pub(crate) async fn after<T>(self, value: T) -> Result<T> {
         pause(self.wait).await;
         match self.fault {
             Some(Fault::Fail(_, error)) => Err(error),
@@ -205,7 +217,7 @@ async fn pause(wait: Duration) {
 }
 
 /// The error of a connection that broke.
-pub(super) fn broken(what: &str) -> Error {
+pub(crate) fn broken(what: &str) -> Error {
     Error::retryable("broken_connection", what)
 }
 

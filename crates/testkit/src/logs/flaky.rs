@@ -1,0 +1,120 @@
+//! A connection that loses answers: the store did what it was asked to, and nobody was told.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use airtight_core::{
+    Backlog, Error, Result,
+    group::{Member, Members, Pulse},
+    log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    queue::RowClaim,
+};
+use async_trait::async_trait;
+
+/// How many answers to settles are to be lost. Clones are one.
+#[derive(Debug, Clone, Default)]
+pub struct LostAnswers(Arc<AtomicUsize>);
+
+impl LostAnswers {
+    /// The next answer to a settle is lost.
+    pub fn lose_one(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn lost(&self) -> bool {
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+/// Any [`LogStore`] behind a connection that loses answers to settles.
+#[derive(Debug, Clone)]
+pub struct Flaky<S> {
+    store: S,
+    answers: LostAnswers,
+}
+
+impl<S> Flaky<S> {
+    /// A connection to `store`.
+    pub fn new(store: S, answers: LostAnswers) -> Self {
+        Self { store, answers }
+    }
+}
+
+#[async_trait]
+impl<S: LogStore> Members for Flaky<S> {
+    async fn join(&self, member: &Member) -> Result<()> {
+        self.store.join(member).await
+    }
+
+    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
+        self.store.heartbeat(member, rows).await
+    }
+
+    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
+        self.store.take(member, wanted).await
+    }
+
+    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
+        self.store.give(member, partitions).await
+    }
+
+    async fn leave(&self, member: &Member) -> Result<()> {
+        self.store.leave(member).await
+    }
+}
+
+#[async_trait]
+impl<S: LogStore> LogStore for Flaky<S> {
+    async fn open(&self) -> Result<()> {
+        self.store.open().await
+    }
+
+    async fn attach(&self, member: &Member, start: Start) -> Result<()> {
+        self.store.attach(member, start).await
+    }
+
+    async fn positions(&self, member: &Member, partitions: &[u16]) -> Result<Vec<Standing>> {
+        self.store.positions(member, partitions).await
+    }
+
+    async fn watch(&self, member: &Member) -> Result<Watch> {
+        self.store.watch(member).await
+    }
+
+    async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {
+        self.store.read(request).await
+    }
+
+    async fn reread(&self, request: &ReadRequest<'_>, seqs: &[i64]) -> Result<Vec<LogRow>> {
+        self.store.reread(request, seqs).await
+    }
+
+    async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due> {
+        self.store.due(request, except).await
+    }
+
+    async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>> {
+        let refused = self.store.settle(member, changes).await?;
+        if self.answers.lost() {
+            return Err(Error::retryable("broken_connection", "the answer was lost"));
+        }
+        Ok(refused)
+    }
+
+    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
+        self.store.unhold(member, partitions, block_on_dead).await
+    }
+
+    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
+        self.store.backlog(member, block_on_dead).await
+    }
+
+    async fn wait(&self, at_most: Duration) {
+        self.store.wait(at_most).await;
+    }
+}
