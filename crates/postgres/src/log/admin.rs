@@ -172,6 +172,7 @@ impl LogAdmin for PgOutbox {
 
     async fn show_parked(&self, consumer: &str, seq: i64) -> Result<Option<Detail>> {
         let (mut conn, table) = self.log_table().await?;
+        require(self, &mut conn, &table, consumer).await?;
         let detail = parked::show(self, &mut conn, &table, consumer, seq).await?;
         conn.commit().await?;
         Ok(detail)

@@ -90,10 +90,10 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
     if let Some(offset) = offset {
         check::check_restored(&table.columns, &table.sequence, last, offset)?;
     }
+    if !stored.is_empty() {
+        refuse_other_instances(outbox, &mut conn, table, member, stored.len()).await?;
+    }
     if stored.len() != usize::from(count) {
-        if !stored.is_empty() {
-            refuse_live(outbox, &mut conn, table, member, stored.len()).await?;
-        }
         let sql = format!(
             "WITH old AS (DELETE FROM {partition} WHERE outbox = $1 AND grp = $2 RETURNING epoch), \
              epoch AS (SELECT coalesce(max(epoch), 0) + 1 AS epoch FROM old) \
@@ -142,46 +142,48 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
     conn.commit().await
 }
 
-/// Refuses another number of partitions while relays with the old one are there.
-async fn refuse_live(
+/// Refuses to work beside instances that read otherwise: another number of partitions, other streams or another
+/// order. What one leaves out, the other would take for done.
+async fn refuse_other_instances(
     outbox: &PgOutbox,
     conn: &mut Conn,
     table: &LogTable,
     member: &Member,
     partitions: usize,
 ) -> Result<()> {
+    let failed = doing("looking for other relays");
+    // Those whose lease has run out must not come back.
     let sql = format!(
-        "SELECT host FROM {} WHERE outbox = $1 AND grp = $2 AND expires_at > now() AND id <> $3 LIMIT 1",
-        outbox.own("relay")
+        "WITH gone AS (DELETE FROM {relay} WHERE outbox = $1 AND grp = $2 AND expires_at <= now() AND $3) \
+         SELECT host, streams, ord FROM {relay} WHERE outbox = $1 AND grp = $2 AND expires_at > now() AND id <> $4 \
+           AND (streams <> $5 OR ord <> $6 OR $3) LIMIT 1",
+        relay = outbox.own("relay")
     );
-    let live: Option<String> = sqlx::query_scalar(AssertSqlSafe(sql))
+    let live: Option<(String, Vec<String>, String)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&table.columns.outbox)
         .bind(&member.group)
+        .bind(partitions != usize::from(member.partitions))
         .bind(member.id)
+        .bind(&member.streams)
+        .bind(member.order.as_str())
         .fetch_optional(conn.get())
         .await
-        .map_err(doing("looking for other relays"))?;
-    let Some(host) = live else {
-        // Those whose lease has run out must not come back with the old number.
-        let sql = format!("DELETE FROM {} WHERE outbox = $1 AND grp = $2 AND id <> $3", outbox.own("relay"));
-        sqlx::query(AssertSqlSafe(sql))
-            .persistent(!outbox.pooled)
-            .bind(&table.columns.outbox)
-            .bind(&member.group)
-            .bind(member.id)
-            .execute(conn.get())
-            .await
-            .map_err(doing("evicting other relays"))?;
-        return Ok(());
+        .map_err(&failed)?;
+    let Some((host, streams, order)) = live else { return Ok(()) };
+    let described = |partitions: usize, streams: &[String], order: &str| {
+        let streams =
+            if streams.is_empty() { "all streams".into() } else { format!("streams {}", streams.join(", ")) };
+        format!("{partitions} partitions, {streams}, order {order}")
     };
     Err(Error::permanent(
         "overlap",
         format!(
-            "consumer `{}` runs on {host} with {partitions} partitions, here with {}: give all of its instances the same \
-             number, or stop the others first",
+            "consumer `{}` runs on {host} with {}, here with {}: give all of its instances the same, stop the others \
+             first, or take another name",
             member.consumer(),
-            member.partitions
+            described(partitions, &streams, &order),
+            described(usize::from(member.partitions), &member.streams, member.order.as_str())
         ),
     ))
 }
@@ -249,11 +251,11 @@ pub(super) async fn positions(
         None => None,
     };
     let sql = format!(
-        "SELECT (slot % {})::smallint, key FROM {} WHERE outbox = $1 AND consumer = $2 AND (state = 'waiting' OR $3)",
+        "SELECT (slot % {})::smallint, key, seq, state = 'waiting' OR $3 FROM {} WHERE outbox = $1 AND consumer = $2",
         member.partitions.max(1),
         outbox.own("parked")
     );
-    let keys: Vec<(i16, String)> = sqlx::query_as(AssertSqlSafe(sql))
+    let parked: Vec<(i16, String, i64, bool)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&table.columns.outbox)
         .bind(member.consumer())
@@ -265,8 +267,12 @@ pub(super) async fn positions(
     let (floor, _) = floor(outbox, &mut conn, table).await?;
     conn.commit().await?;
     let mut waiting: HashMap<i16, Vec<String>> = HashMap::new();
-    for (partition, key) in keys {
-        waiting.entry(partition).or_default().push(key);
+    let mut places: HashMap<i16, Vec<i64>> = HashMap::new();
+    for (partition, key, seq, waits) in parked {
+        places.entry(partition).or_default().push(seq);
+        if waits {
+            waiting.entry(partition).or_default().push(key);
+        }
     }
     let mut standings = Vec::with_capacity(rows.len());
     for row in rows {
@@ -280,6 +286,7 @@ pub(super) async fn positions(
             epoch: row.try_get("epoch").map_err(&failed)?,
             offset,
             waiting: waiting.remove(&n).unwrap_or_default(),
+            parked: places.remove(&n).unwrap_or_default().into_iter().filter(|seq| *seq > offset).collect(),
         });
     }
     Ok(standings)
@@ -305,6 +312,12 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
         .fetch_optional(conn.get())
         .await
         .map_err(&failed)?;
+    let foreign = match &table.columns.spec.log.offsets {
+        Some(offsets) if row.is_some() => {
+            Some(foreign_offset(outbox, &mut conn, offsets, member.consumer(), None).await?)
+        }
+        _ => None,
+    };
     conn.commit().await?;
     let Some(row) = row else {
         return Err(Error::permanent(
@@ -313,14 +326,16 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
         ));
     };
     let floor: i64 = row.try_get("floor").map_err(&failed)?;
-    if let Some(offset) = row.try_get::<Option<i64>, _>("last_seq").map_err(&failed)?
-        && offset < floor
-    {
+    let stored: Option<i64> = row.try_get("last_seq").map_err(&failed)?;
+    if let Some(offset) = foreign.or(stored).filter(|offset| *offset < floor) {
         return Err(behind_retention(member.consumer(), offset, floor));
     }
+    let revision: i64 = row.try_get("revision").map_err(&failed)?;
+    // A value that was changed by hand is a revision of its own, for as long as ours differs.
+    let by_hand = foreign.filter(|offset| stored.is_some_and(|stored| stored != *offset));
     Ok(Watch {
         paused: row.try_get("paused").map_err(&failed)?,
-        revision: row.try_get("revision").map_err(&failed)?,
+        revision: by_hand.map_or(revision, |offset| -1 - offset),
     })
 }
 
@@ -342,7 +357,8 @@ pub(super) async fn backlog(
     let sql = format!(
         "WITH offsets AS (SELECT n, coalesce($4::bigint, last_seq) AS last_seq FROM {partition} WHERE outbox = $1 AND grp = $2), \
          ahead AS (SELECT FROM {table} t JOIN offsets o ON o.n = {part} WHERE {seq} > (SELECT min(last_seq) FROM offsets) \
-           AND {seq} > o.last_seq AND (cardinality($3::text[]) = 0 OR {stream} = ANY($3)) LIMIT {BACKLOG_CAP}), \
+           AND {seq} > o.last_seq AND (cardinality($3::text[]) = 0 OR {stream} = ANY($3)) \
+           AND NOT EXISTS (SELECT FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $5 AND p.seq = {seq}) LIMIT {BACKLOG_CAP}), \
          waiting AS (SELECT EXISTS (SELECT FROM {parked} d WHERE $6 AND d.outbox = p.outbox AND d.consumer = p.consumer \
              AND d.key = p.key AND d.state <> 'waiting' AND d.seq < p.seq) AS blocked \
            FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $5 AND p.state = 'waiting') \

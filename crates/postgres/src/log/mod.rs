@@ -131,7 +131,8 @@ impl LogTable {
 }
 
 impl PgLog {
-    pub(crate) fn new(outbox: PgOutbox) -> Self {
+    /// A store over this outbox; [`PgOutbox::log`] makes a source of it at once.
+    pub fn new(outbox: PgOutbox) -> Self {
         Self {
             outbox,
             table: OnceLock::new(),

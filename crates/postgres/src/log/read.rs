@@ -298,8 +298,10 @@ pub(super) async fn due(
     } else {
         "p.seq = h.seq".into()
     };
+    // Without order by key, what was held under another order waits for nothing.
+    let due = if request.by_key { "due_at <= now()" } else { "(due_at <= now() OR due_at IS NULL)" };
     let sql = format!(
-        "WITH head AS (SELECT key, seq FROM {parked} WHERE {mine} AND state = 'waiting' AND due_at <= now() \
+        "WITH head AS (SELECT key, seq FROM {parked} WHERE {mine} AND state = 'waiting' AND {due} \
            AND seq <> ALL($4::bigint[]) ORDER BY due_at, seq LIMIT $5) \
          SELECT p.seq AS place, (p.slot % {count})::smallint AS part, p.attempts, {EVENT} \
          FROM head h CROSS JOIN LATERAL (SELECT * FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $2 AND {behind}) p \

@@ -170,7 +170,9 @@ async fn copy(
          FROM unnest($3::bigint[], $4::text[], $5::int[], $6::float8[], $7::text[], $8::text[]) \
            AS v(place, state, attempts, wait, code, message) \
          JOIN {log} t ON {seq} = v.place CROSS JOIN LATERAL (SELECT {events}) e \
-         ON CONFLICT (outbox, consumer, seq) DO NOTHING",
+         ON CONFLICT (outbox, consumer, seq) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, \
+           due_at = excluded.due_at, error_code = excluded.error_code, error_message = excluded.error_message \
+           WHERE excluded.error_code IS NOT NULL",
         parked = outbox.own("parked"),
         seq = table.seq(),
         slot = table.slot(),
