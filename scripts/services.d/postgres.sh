@@ -151,4 +151,8 @@ status() {
 env() {
     external || running || die "not running"
     printf 'export AIRTIGHT_TEST_POSTGRES=%q\n' "$(url)"
+    # For tests that crash a server of their own.
+    external && return
+    pick_user
+    printf 'export AIRTIGHT_TEST_PG_BINDIR=%q AIRTIGHT_TEST_PG_USER=%q\n' "$(bindir)" "$user"
 }

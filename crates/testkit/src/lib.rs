@@ -8,6 +8,8 @@ pub mod memory_log;
 pub mod memory_queue;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "postgres")]
+pub mod postgres_server;
 mod script;
 pub mod sinks;
 pub mod sources;

@@ -70,7 +70,7 @@ pub struct LogOptions {
     pub on_failure: OnFailure,
     /// How many key partitions the consumer has: the most instances that can work side by side.
     pub partitions: u16,
-    /// How long an instance's presence lasts without renewal.
+    /// How long an instance may be gone before others have taken its partitions over.
     pub lease: Duration,
     /// Payloads larger than this are rejected, unread.
     pub max_payload: usize,
@@ -109,7 +109,8 @@ impl LogOptions {
             streams,
             order: self.order,
             block_on_dead: self.block_on_dead,
-            lease: self.lease,
+            // Found out by the others with their next heartbeat: within the lease all the same.
+            lease: self.lease.mul_f64(2.0 / 3.0),
             partitions: if self.order == Order::Total { 1 } else { self.partitions.max(1) },
         }
     }
