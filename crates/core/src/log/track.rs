@@ -99,7 +99,8 @@ pub(super) struct Plan {
     pub(super) changes: Changes,
     pub(super) fenced: usize,
     steps: Vec<Step>,
-    held: usize,
+    /// What is held back and was written so, by partition and `seq`.
+    held: HashSet<(u16, i64)>,
     halt: Option<(i64, Halt)>,
 }
 
@@ -398,7 +399,7 @@ impl Track {
             changes: Changes { block_on_dead: options.block_on_dead, by_key, ..Changes::default() },
             fenced: 0,
             steps: Vec::with_capacity(settlements.len()),
-            held: self.held.len(),
+            held: self.held.iter().map(|held| (held.partition, held.seq)).collect(),
             halt: None,
         };
         let mut done: HashMap<u16, HashSet<i64>> = HashMap::new();
@@ -473,8 +474,12 @@ impl Track {
     pub(super) fn apply(&mut self, plan: Plan, refused: &[u16], in_transaction: bool) -> Settled {
         let mut settled = Settled { applied: 0, fenced: plan.fenced };
         self.drop_partitions(refused);
-        let held = plan.held.min(self.held.len());
-        for held in self.held.drain(..held) {
+        // By name: some may be gone meanwhile, with their partition, and others have come.
+        let (written, still): (Vec<Held>, Vec<Held>) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|held| plan.held.contains(&(held.partition, held.seq)));
+        self.held = still;
+        for held in written {
             if let Some(partition) = self.partitions.get_mut(&held.partition) {
                 partition.outstanding.remove(&held.seq);
                 partition.wait(held.key);
