@@ -18,8 +18,8 @@ use crate::{
     decode::row_key,
     error::db,
     inspect,
+    members::before,
     outbox::SqliteOutbox,
-    queue::seconds,
     schema,
     settle::run,
     sql::{Slot, Sql, time},
@@ -226,9 +226,4 @@ async fn delete(conn: &mut SqliteConnection, sql: &Sql, keys: &[RowKey]) -> Resu
 
 fn items(keys: &[RowKey]) -> Vec<Value> {
     keys.iter().map(|key| json!({"k": key_value(key)})).collect()
-}
-
-/// A duration ago, as a modifier.
-fn before(duration: Duration) -> String {
-    seconds(duration).replacen('+', "-", 1)
 }

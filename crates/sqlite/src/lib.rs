@@ -30,7 +30,8 @@
 //! | `publish` | events into the caller's transaction |
 //! | `schema` | airtight's tables and their migrations |
 //! | `sql` | every column and status word, taken from the `TableSpec` |
-//! | `queue` | the verbs of `QueueStore`: who is there, who owns what |
+//! | `members`, `watch` | who is there and who owns what; when to look again |
+//! | `queue` | the verbs of `QueueStore` |
 //! | `candidate`, `claim`, `hold`, `settle` | which rows may go out, which must wait, what became of them |
 //! | `decode` | from a row to an event |
 //! | `admin`, `inspect` | what an operator does, and asks |
@@ -42,6 +43,7 @@ mod decode;
 mod error;
 mod hold;
 mod inspect;
+mod members;
 mod outbox;
 #[cfg(test)]
 mod plans;
@@ -50,5 +52,6 @@ mod queue;
 mod schema;
 mod settle;
 mod sql;
+mod watch;
 
 pub use self::{outbox::SqliteOutbox, queue::SqliteQueue};

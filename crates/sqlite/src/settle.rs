@@ -19,8 +19,8 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 use crate::{
     candidate::key_value,
     error::db,
+    members::seconds,
     outbox::SqliteOutbox,
-    queue::seconds,
     sql::{NOW, Slot, Sql},
 };
 
