@@ -16,6 +16,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long it asks more often after a publish in this process, whose commit is to come.
 const EAGER: Duration = Duration::from_millis(100);
 
+/// A commit writes the log first and is visible only once that is synced. A log that was written to just now may
+/// be that of a commit to come, and says nothing.
+const QUIET: Duration = Duration::from_millis(250);
+
 /// Waits for commits to an outbox's file.
 #[derive(Debug)]
 pub(crate) struct CommitWatch {
@@ -60,7 +64,7 @@ impl CommitWatch {
             }
         }
         let Some(watch) = slot.as_mut() else { return false };
-        let log = self.log_stamp();
+        let log = self.log_stamp().filter(|(_, at)| at.elapsed().is_ok_and(|age| age >= QUIET));
         if log.is_some() && log == watch.log {
             return false;
         }
