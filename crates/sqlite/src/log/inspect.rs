@@ -23,14 +23,13 @@ use super::{
     admin::consumers,
     created,
     parked::{PARKED, unpack},
-    seq, unfollowable,
+    seq,
 };
 use crate::{
     decode::{self, integer, lossy},
     error::db,
     inspect::{DEFAULT_LIMIT, read, relays},
     outbox::SqliteOutbox,
-    schema,
     sql::Sql,
 };
 
@@ -378,10 +377,7 @@ pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<B
 /// What keeps the log from being followed, or is worth knowing about its consumers.
 pub(crate) async fn check(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Finding>> {
     let fatal = |message: String| Finding { fatal: true, message };
-    let mut problems = schema::problems(conn, sql).await?;
-    if problems.is_empty() {
-        problems = unfollowable(conn, sql).await?;
-    }
+    let problems = super::problems(conn, sql).await?;
     if !problems.is_empty() {
         return Ok(problems.into_iter().map(fatal).collect());
     }

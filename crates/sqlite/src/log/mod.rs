@@ -5,7 +5,7 @@
 //! SQLite has one writer at a time, and what AUTOINCREMENT has given out is part of the transaction: a rollback
 //! takes it back. So the order of `seq` is the order of commits, and when a row is visible, every row with a
 //! smaller `seq` that will ever be there is visible, too. There is no hole to wait for, and [`Read::blocked`] is
-//! never set.
+//! never set. (An id that was published before may use a number up; nobody will ever fill that.)
 //!
 //! Rows that retention has removed are not taken for such holes: the transaction that deletes them writes down
 //! how far it got (`airtight_floor`), and whoever stands before that is told so.
@@ -101,11 +101,7 @@ impl LogStore for SqliteLog {
         let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
         // First, since it knows best what the file holds.
         schema::refuse_other_shape(&mut conn, self.outbox.sql()).await?;
-        let sql = self.outbox.log_sql()?;
-        let mut problems = schema::problems(&mut conn, sql).await?;
-        if problems.is_empty() {
-            problems = unfollowable(&mut conn, sql).await?;
-        }
+        let problems = problems(&mut conn, self.outbox.log_sql()?).await?;
         if problems.is_empty() { Ok(()) } else { Err(Error::permanent("bad_table", problems.join("; "))) }
     }
 
@@ -197,16 +193,24 @@ fn created(sql: &Sql, alias: &str) -> String {
 }
 
 /// Why the table cannot be followed, with what mends it; empty when it can.
+async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
+    let spec = &sql.spec;
+    if spec.log.lookup.is_some() || spec.log.offsets.is_some() {
+        return Ok(vec![format!(
+            "{}: bodies in another table (`lookup`) and offsets in the application's own table (`offsets`) are for \
+             PostgreSQL; in SQLite give the table a column for the body, and leave the offsets to airtight",
+            spec.display_name()
+        )]);
+    }
+    let problems = schema::problems(conn, sql).await?;
+    if problems.is_empty() { unfollowable(conn, sql).await } else { Ok(problems) }
+}
+
+/// What is wrong with the numbers that give events their order.
 async fn unfollowable(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
     let spec = &sql.spec;
     let name = spec.display_name();
     let mut problems = Vec::new();
-    if spec.log.lookup.is_some() || spec.log.offsets.is_some() {
-        problems.push(format!(
-            "{name}: bodies in another table (`lookup`) and offsets in the application's own table (`offsets`) are \
-             for PostgreSQL; in SQLite give the table a column for the body, and leave the offsets to airtight"
-        ));
-    }
     let Some(column) = &spec.seq else {
         problems.push(format!(
             "{name} has no ascending column: map one as `seq`, `INTEGER PRIMARY KEY AUTOINCREMENT`"

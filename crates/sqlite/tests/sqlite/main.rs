@@ -5,9 +5,11 @@
 mod admin;
 mod common;
 mod foreign;
+mod log;
 mod model;
 mod order;
 mod publish;
 mod queue;
 mod relay;
+mod replay;
 mod schema;
