@@ -4,7 +4,9 @@
 
 mod admin;
 mod common;
+mod follow;
 mod foreign;
+mod inbox;
 mod log;
 mod model;
 mod order;
