@@ -255,14 +255,15 @@ impl Sink for Dying {
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let roll = self.dice.fetch_add(1, Relaxed);
-        if roll % 5 == 2 {
+        // Spread, so that it does not always meet the same batch.
+        let roll = self.dice.fetch_add(1, Relaxed).wrapping_mul(0x9e37_79b1) >> 28;
+        if roll == 3 {
             // Not even begun.
             self.dead.cancel();
             return std::future::pending().await;
         }
         let outcomes = self.inner.deliver(batch).await;
-        if roll % 5 == 4 {
+        if roll == 7 {
             // Committed, but nobody is told.
             self.dead.cancel();
             return std::future::pending().await;
@@ -315,10 +316,13 @@ async fn count_through_crashes(with_log: bool) {
             }
         })
     };
-    let total = 300;
-    for n in 0..total / 10 {
-        let events: Vec<_> = (0..10).map(|k| added(&format!("k{}", (n + k) % 13), 1)).collect();
+    let total = 200;
+    // In small steps, so that there are many batches to be killed in.
+    for n in 0..total / 5 {
+        let events: Vec<_> = (0..5).map(|k| added(&format!("k{}", (n + k) % 13), 1)).collect();
         Admin::publish(&fixture.outbox, &events).await.unwrap();
+        let behind = n * 5 - 20;
+        eventually(LONG, "it to keep up", async || counter(&fixture).await >= behind).await;
     }
     eventually(LONG, "all events to be counted", async || counter(&fixture).await >= total).await;
     eventually(LONG, "everything to be settled", async || {
@@ -330,8 +334,8 @@ async fn count_through_crashes(with_log: bool) {
     relay.await.unwrap();
     assert_eq!(counter(&fixture).await, total, "exactly once each");
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_inbox").await, total.to_string());
-    assert!(crashes.load(Relaxed) >= 3, "it was killed {crashes:?} times");
-    assert!(failing.load(Relaxed) > 300, "and handlers ran more often than there are events");
+    assert!(crashes.load(Relaxed) >= 2, "it was killed {crashes:?} times");
+    assert!(failing.load(Relaxed) > 200, "and handlers ran more often than there are events");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
