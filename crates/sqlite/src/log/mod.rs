@@ -47,6 +47,11 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 pub(crate) use self::settle::settle_in;
+#[cfg(test)]
+pub(crate) use self::{
+    parked::{OF_KEYS, rule_statements},
+    settle::change_statement,
+};
 use crate::{
     error::db,
     members,

@@ -78,27 +78,14 @@ impl Rule<'_> {
     pub(super) async fn restore(&self, conn: &mut SqliteConnection, scope: Scope<'_>) -> Result<u64> {
         let (within, bind) = match scope {
             Scope::Keys([]) | Scope::Partitions([]) => return Ok(0),
-            Scope::Keys(keys) => (
-                " AND p.aggregate_id IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))",
-                json!(keys).to_string(),
-            ),
+            Scope::Keys(keys) => (OF_KEYS, json!(keys).to_string()),
             Scope::Partitions(partitions) => {
                 (" AND p.n IN (SELECT value FROM json_each(?2))", json!(partitions).to_string())
             }
             Scope::All => (" AND ?2 IS NOT NULL", String::new()),
         };
-        let behind = behind("p", self.block_on_dead);
-        let all =
-            format!("p.outbox = {} AND p.consumer = ?1 AND p.state = 'pending'{within}", self.sql.name());
-        // The plus keeps the planner from the index of due times, and with it from all that wait.
-        let hold = format!(
-            "UPDATE airtight_parked AS p SET next_retry_at = NULL WHERE {all} AND +p.next_retry_at IS NOT NULL AND {behind}"
-        );
-        let free = format!(
-            "UPDATE airtight_parked AS p SET next_retry_at = {NOW} WHERE {all} AND +p.next_retry_at IS NULL AND NOT {behind}"
-        );
         let mut freed = 0;
-        for statement in [hold, free] {
+        for statement in rule_statements(self.sql, within, self.block_on_dead) {
             let done = sqlx::query(AssertSqlSafe(statement))
                 .bind(self.consumer)
                 .bind(&bind)
@@ -109,6 +96,25 @@ impl Rule<'_> {
         }
         Ok(freed)
     }
+}
+
+/// Events of the keys in `?2`, in hex.
+pub(crate) const OF_KEYS: &str =
+    " AND p.aggregate_id IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))";
+
+/// Holds what must be held, then frees what may go, of the consumer `?1`.
+pub(crate) fn rule_statements(sql: &Sql, within: &str, block_on_dead: bool) -> [String; 2] {
+    let behind = behind("p", block_on_dead);
+    let all = format!("p.outbox = {} AND p.consumer = ?1 AND p.state = 'pending'{within}", sql.name());
+    // The plus keeps the planner from the index of due times, and with it from all that wait.
+    [
+        format!(
+            "UPDATE airtight_parked AS p SET next_retry_at = NULL WHERE {all} AND +p.next_retry_at IS NOT NULL AND {behind}"
+        ),
+        format!(
+            "UPDATE airtight_parked AS p SET next_retry_at = {NOW} WHERE {all} AND +p.next_retry_at IS NULL AND NOT {behind}"
+        ),
+    ]
 }
 
 pub(super) async fn unhold(

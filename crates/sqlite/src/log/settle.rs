@@ -222,17 +222,8 @@ async fn update(
          AND seq IN (SELECT j.value->>'q' FROM json_each(?1) AS j) RETURNING hex(aggregate_id)",
         sql.name()
     );
-    // Found from the items, then by rowid: left to itself, SQLite goes through all parked events for each item.
-    let change = format!(
-        "WITH j AS MATERIALIZED (SELECT q.rowid AS id, k.value AS value FROM json_each(?1) AS k \
-         CROSS JOIN airtight_parked AS q WHERE q.outbox = {} AND q.consumer = ?2 AND q.seq = k.value->>'q') \
-         UPDATE airtight_parked AS p SET state = CASE j.value->>'s' WHEN 'held' THEN 'pending' ELSE j.value->>'s' END, \
-         attempts = j.value->>'a', next_retry_at = {WHEN}, error_code = j.value->>'c', error_message = j.value->>'m' \
-         FROM j WHERE p.rowid = j.id RETURNING hex(aggregate_id)",
-        sql.name()
-    );
     let mut keys = Vec::new();
-    for (statement, items) in [(delete, done), (change, rest)] {
+    for (statement, items) in [(delete, done), (change_statement(sql), rest)] {
         if items.is_empty() {
             continue;
         }
@@ -245,4 +236,17 @@ async fn update(
         keys.extend(touched);
     }
     Ok(keys)
+}
+
+/// Changes the parked events of `?1`, of the consumer `?2`.
+pub(crate) fn change_statement(sql: &Sql) -> String {
+    // Found from the items, then by rowid: left to itself, SQLite goes through all parked events for each item.
+    format!(
+        "WITH j AS MATERIALIZED (SELECT q.rowid AS id, k.value AS value FROM json_each(?1) AS k \
+         CROSS JOIN airtight_parked AS q WHERE q.outbox = {} AND q.consumer = ?2 AND q.seq = k.value->>'q') \
+         UPDATE airtight_parked AS p SET state = CASE j.value->>'s' WHEN 'held' THEN 'pending' ELSE j.value->>'s' END, \
+         attempts = j.value->>'a', next_retry_at = {WHEN}, error_code = j.value->>'c', error_message = j.value->>'m' \
+         FROM j WHERE p.rowid = j.id RETURNING hex(aggregate_id)",
+        sql.name()
+    )
 }
