@@ -5,6 +5,7 @@ use std::time::Duration;
 use airtight_core::{
     NewEvent, Published, Result,
     admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Row, Status},
+    log::LogAdmin,
     queue::RowKey,
     state::State,
     table::quote,
@@ -17,9 +18,9 @@ use crate::{
     candidate::key_value,
     decode::row_key,
     error::db,
-    inspect,
+    inspect, log,
+    members::before,
     outbox::SqliteOutbox,
-    queue::seconds,
     schema,
     settle::run,
     sql::{Slot, Sql, time},
@@ -52,18 +53,30 @@ impl Admin for SqliteOutbox {
     }
 
     async fn status(&self) -> Result<Status> {
+        if self.is_log() {
+            return log::inspect::status(self).await;
+        }
         inspect::status(self).await
     }
 
     async fn list(&self, filter: &Filter) -> Result<Vec<Row>> {
+        if self.is_log() {
+            return log::inspect::list(self, filter).await;
+        }
         inspect::list(self, filter).await
     }
 
     async fn show(&self, id: &str) -> Result<Option<Detail>> {
+        if self.is_log() {
+            return log::inspect::show(self, id).await;
+        }
         inspect::show(self, id).await
     }
 
     async fn retry(&self, id: &str) -> Result<Acted> {
+        if self.is_log() {
+            return log::inspect::act(self, id, true).await;
+        }
         let sql = self.queue_sql()?;
         let mut tx = self.begin().await?;
         let Some((key, state)) = inspect::find(tx.conn(), sql, id).await? else { return Ok(Acted::NotFound) };
@@ -76,10 +89,16 @@ impl Admin for SqliteOutbox {
     }
 
     async fn retry_dead(&self, filter: &Filter) -> Result<u64> {
+        if self.is_log() {
+            return self.retry_parked(&log::inspect::dead(filter)).await;
+        }
         self.for_all_dead(filter, Action::Retry).await
     }
 
     async fn discard(&self, id: &str) -> Result<Acted> {
+        if self.is_log() {
+            return log::inspect::act(self, id, false).await;
+        }
         let sql = self.queue_sql()?;
         let mut tx = self.begin().await?;
         let Some((key, state)) = inspect::find(tx.conn(), sql, id).await? else { return Ok(Acted::NotFound) };
@@ -92,10 +111,18 @@ impl Admin for SqliteOutbox {
     }
 
     async fn discard_dead(&self, filter: &Filter) -> Result<u64> {
+        if self.is_log() {
+            return self.discard_parked(&log::inspect::dead(filter)).await;
+        }
         self.for_all_dead(filter, Action::Discard).await
     }
 
     async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+        if self.is_log() {
+            // Nothing in a log is ever done: what is old is removed by `prune_log`.
+            self.prune_own(self.sql()).await?;
+            return Ok(0);
+        }
         let sql = self.queue_sql()?;
         let spec = &sql.spec;
         let Some(column) =
@@ -137,6 +164,9 @@ impl Admin for SqliteOutbox {
     }
 
     async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>> {
+        if self.is_log() {
+            return log::inspect::blocked(self, limit).await;
+        }
         inspect::blocked(self, limit).await
     }
 }
@@ -226,9 +256,4 @@ async fn delete(conn: &mut SqliteConnection, sql: &Sql, keys: &[RowKey]) -> Resu
 
 fn items(keys: &[RowKey]) -> Vec<Value> {
     keys.iter().map(|key| json!({"k": key_value(key)})).collect()
-}
-
-/// A duration ago, as a modifier.
-fn before(duration: Duration) -> String {
-    seconds(duration).replacen('+', "-", 1)
 }

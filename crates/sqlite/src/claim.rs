@@ -114,7 +114,7 @@ impl<'a> Claim<'a> {
     /// Fences: a relay that is not on the list any more claims nothing.
     async fn start(conn: &mut SqliteConnection, sql: &'a Sql, request: &'a ClaimRequest<'a>) -> Result<Self> {
         let member = request.member;
-        let lease = crate::queue::seconds(member.lease);
+        let lease = crate::members::seconds(member.lease);
         let row = sqlx::query(AssertSqlSafe(format!(
             "SELECT {NOW}, strftime('%Y-%m-%dT%H:%M:%fZ','now',?2) FROM airtight_relay WHERE id = ?1"
         )))

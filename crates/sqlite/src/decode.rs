@@ -54,7 +54,8 @@ pub(crate) async fn events(
     rows.iter().map(|row| Ok((row_key(row, 0)?, decode(row, sql, max_payload)))).collect()
 }
 
-fn columns(sql: &Sql) -> String {
+/// What [`decode`] reads, of alias `o`; `?2` is the largest body that is read.
+pub(crate) fn columns(sql: &Sql) -> String {
     let spec = &sql.spec;
     let optional =
         |name: Option<&String>| name.map_or("NULL".to_owned(), |name| format!("o.{}", quote(name)));
@@ -92,7 +93,7 @@ fn columns(sql: &Sql) -> String {
 /// Where the extra columns begin.
 const EXTRA: usize = 16;
 
-fn decode(row: &SqliteRow, sql: &Sql, max_payload: usize) -> Decoded {
+pub(crate) fn decode(row: &SqliteRow, sql: &Sql, max_payload: usize) -> Decoded {
     let limit = integer(row, 15).and_then(|limit| u32::try_from(limit).ok()).filter(|limit| *limit > 0);
     let event = decode_event(row, sql, max_payload).map_err(|error| BadRow {
         id: lossy(row, 1).unwrap_or_default(),

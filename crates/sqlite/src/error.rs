@@ -16,10 +16,12 @@ pub(crate) fn db(error: sqlx::Error) -> Error {
                 "{message}: run `airtight migrate` to create airtight's tables, or correct the table's name"
             ),
         ),
-        1 if message.contains("no such column") => Error::permanent(
-            "no_column",
-            format!("{message}: the table does not fit its spec; run `airtight check`"),
-        ),
+        1 if message.contains("no such column") || message.contains("has no column named") => {
+            Error::permanent(
+                "no_column",
+                format!("{message}: the table does not fit its spec; run `airtight check`"),
+            )
+        }
         1 => Error::permanent("sql", message),
         8 => Error::permanent("read_only", format!("cannot write: {message}")),
         10 => Error::retryable("io", message),

@@ -16,13 +16,14 @@ use crate::{
     decode::{self, integer, lossy, parse_time, row_key},
     error::db,
     hold::{held_keys, is_held},
+    log,
     outbox::SqliteOutbox,
     schema,
     sql::{HELD, NOW, Sql},
 };
 
 /// Events in a list when the filter does not say.
-const DEFAULT_LIMIT: usize = 50;
+pub(crate) const DEFAULT_LIMIT: usize = 50;
 
 /// Done events are counted up to this.
 const COUNT_DONE: u32 = 1_000_000;
@@ -130,7 +131,7 @@ fn columns(sql: &Sql) -> String {
     .join(", ")
 }
 
-fn read(row: &SqliteRow) -> Row {
+pub(crate) fn read(row: &SqliteRow) -> Row {
     let text = |at| lossy(row, at).unwrap_or_default();
     let number = |at| integer(row, at).and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
     let retry_at = lossy(row, 10);
@@ -276,7 +277,7 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
     Ok(streams)
 }
 
-async fn relays(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<RelayStatus>> {
+pub(crate) async fn relays(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<RelayStatus>> {
     let statement = format!(
         "SELECT r.id, r.host, r.streams, r.ord, \
          (SELECT count(*) FROM airtight_partition AS p WHERE p.outbox = r.outbox AND p.grp = r.grp AND p.owner = r.id), \
@@ -360,16 +361,16 @@ pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<B
 pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
     let fatal = |message: String| Finding { fatal: true, message };
     let note = |message: String| Finding { fatal: false, message };
-    let sql = match outbox.queue_sql() {
-        Ok(sql) => sql,
-        Err(error) => return Ok(vec![fatal(error.to_string())]),
-    };
+    let sql = outbox.sql();
     let mut conn = outbox.pool().acquire().await.map_err(db)?;
-    let problems = schema::problems(&mut conn, sql).await?;
-    if !problems.is_empty() {
-        return Ok(problems.into_iter().map(fatal).collect());
+    let mut findings = if outbox.is_log() {
+        log::inspect::check(&mut conn, sql).await?
+    } else {
+        schema::problems(&mut conn, sql).await?.into_iter().map(fatal).collect()
+    };
+    if !findings.is_empty() && findings.iter().all(|finding| finding.fatal) {
+        return Ok(findings);
     }
-    let mut findings = Vec::new();
     let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await.map_err(db)?;
     if !mode.eq_ignore_ascii_case("wal") {
         findings.push(note(format!(
@@ -388,6 +389,9 @@ pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
             "{} has no ascending column: its order is by creation time and identity, unspecified within one transaction",
             sql.spec.display_name()
         )));
+    }
+    if outbox.is_log() {
+        return Ok(findings);
     }
     let relays = relays(&mut conn, sql).await?;
     for stream in unread(&mut conn, sql, &relays).await? {

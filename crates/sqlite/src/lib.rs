@@ -30,8 +30,11 @@
 //! | `publish` | events into the caller's transaction |
 //! | `schema` | airtight's tables and their migrations |
 //! | `sql` | every column and status word, taken from the `TableSpec` |
-//! | `queue` | the verbs of `QueueStore`: who is there, who owns what |
+//! | `members`, `watch` | who is there and who owns what; when to look again |
+//! | `queue` | the verbs of `QueueStore` |
 //! | `candidate`, `claim`, `hold`, `settle` | which rows may go out, which must wait, what became of them |
+//! | `log` | the verbs of `LogStore`: offsets, parked events, replay, retention |
+//! | `inbox`, `handlers` | what makes a repeated event a no-op; handlers that commit with the offset |
 //! | `decode` | from a row to an event |
 //! | `admin`, `inspect` | what an operator does, and asks |
 
@@ -40,8 +43,12 @@ mod candidate;
 mod claim;
 mod decode;
 mod error;
+mod handlers;
 mod hold;
+mod inbox;
 mod inspect;
+mod log;
+mod members;
 mod outbox;
 #[cfg(test)]
 mod plans;
@@ -50,5 +57,8 @@ mod queue;
 mod schema;
 mod settle;
 mod sql;
+mod watch;
 
-pub use self::{outbox::SqliteOutbox, queue::SqliteQueue};
+pub use self::{
+    handlers::SqliteHandlers, inbox::Inbox, log::SqliteLog, outbox::SqliteOutbox, queue::SqliteQueue,
+};

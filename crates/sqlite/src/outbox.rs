@@ -4,8 +4,9 @@ use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use airtight_core::{
     Error, Result,
+    log::{Log, LogOptions},
     queue::{Queue, QueueOptions},
-    table::TableSpec,
+    table::{Shape, TableSpec},
 };
 use sqlx::{
     ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction,
@@ -13,7 +14,7 @@ use sqlx::{
 };
 use tokio::sync::{Mutex, Notify, OwnedMutexGuard};
 
-use crate::{error::db, queue::SqliteQueue, sql::Sql};
+use crate::{error::db, inbox::Inbox, log::SqliteLog, queue::SqliteQueue, schema, sql::Sql};
 
 /// How long a writer waits for another one.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -86,6 +87,29 @@ impl SqliteOutbox {
         self
     }
 
+    /// The same file with airtight's own table in this shape, which `migrate` creates. A file keeps the shape
+    /// it was created with; see [`SqliteOutbox::detect`]. A table of the application's own is left as it is.
+    #[must_use]
+    pub fn shape(mut self, shape: Shape) -> Self {
+        if self.sql.canonical {
+            let spec = &self.sql.spec;
+            let spec = TableSpec::of_shape(shape, spec.schema.as_deref(), &spec.table);
+            self.sql = Arc::new(Sql::new(spec));
+        }
+        self
+    }
+
+    /// The same in the shape that the file holds; as it is where the file holds none yet.
+    pub async fn detect(self) -> Result<Self> {
+        let mut conn = self.pool.acquire().await.map_err(db)?;
+        let found = schema::found_shape(&mut conn, &self.sql).await?;
+        drop(conn);
+        Ok(match found {
+            Some(shape) => self.shape(shape),
+            None => self,
+        })
+    }
+
     /// The pool, for the application's own statements and transactions.
     pub fn pool(&self) -> &SqlitePool {
         &self.pool
@@ -101,14 +125,49 @@ impl SqliteOutbox {
         Queue::new(SqliteQueue::new(self.clone()), options)
     }
 
+    /// A source that follows this outbox as a log, as one of any number of consumers.
+    pub fn log(&self, options: LogOptions) -> Log<SqliteLog> {
+        Log::new(SqliteLog::new(self.clone()), options)
+    }
+
+    /// The record that makes a repeated event a no-op, for handlers that write to this file.
+    pub fn inbox(&self) -> Inbox {
+        Inbox::new(self.sql.name())
+    }
+
     pub(crate) fn sql(&self) -> &Sql {
         &self.sql
     }
 
+    pub(crate) fn is_log(&self) -> bool {
+        self.sql.shape == Shape::Log
+    }
+
     /// The same for those who need states, which not every table has.
     pub(crate) fn queue_sql(&self) -> Result<&Sql> {
+        if self.is_log() && self.sql.canonical {
+            return Err(schema::wrong_shape(&self.sql.spec.display_name(), Shape::Log));
+        }
         self.sql.spec.require_status()?;
         Ok(&self.sql)
+    }
+
+    /// The same for those who follow it as a log.
+    pub(crate) fn log_sql(&self) -> Result<&Sql> {
+        if self.is_log() {
+            return Ok(&self.sql);
+        }
+        let name = self.sql.spec.display_name();
+        if self.sql.canonical {
+            return Err(schema::wrong_shape(&name, Shape::Queue));
+        }
+        Err(Error::permanent(
+            "wrong_shape",
+            format!(
+                "{name} has a status column, so its rows change and it cannot be followed as a log: read it with \
+                 `queue`, or describe it without the status"
+            ),
+        ))
     }
 
     pub(crate) fn published(&self) -> &Notify {

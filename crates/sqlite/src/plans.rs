@@ -11,6 +11,7 @@ use airtight_core::{
     group::Member,
     queue::ClaimRequest,
     state::State,
+    table::Shape,
 };
 use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
@@ -21,6 +22,7 @@ use crate::{
     claim::idle_statement,
     hold::free_keys_statement,
     inspect::list_statement,
+    log,
     settle::still_held_statement,
     sql::Slot,
 };
@@ -116,5 +118,30 @@ async fn check(outbox: &SqliteOutbox, member: &Member) {
     for statement in statements {
         let text = plan(outbox, &statement).await;
         assert!(text.contains("SEARCH o USING INTEGER PRIMARY KEY"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn settling_parked_events_does_not_go_through_all_of_them() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("o.db");
+    let outbox = SqliteOutbox::open(path.to_str().unwrap()).await.unwrap().shape(Shape::Log);
+    outbox.migrate().await.unwrap();
+    for analysed in [false, true] {
+        if analysed {
+            let fill = "INSERT INTO airtight_parked (outbox, consumer, seq, n, state, next_retry_at, aggregate_id) \
+                 WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 5000) \
+                 SELECT 'airtight_outbox', 'c' || i % 2, i, 0, 'pending', CASE i % 9 WHEN 0 THEN '2030' END, 'k' || i % 50 \
+                 FROM n; ANALYZE";
+            sqlx::raw_sql(fill).execute(outbox.pool()).await.unwrap();
+        }
+        let text = plan(&outbox, &log::change_statement(outbox.sql())).await;
+        assert!(text.contains("(outbox=? AND consumer=? AND seq=?)"), "{text}");
+        assert!(text.contains("SEARCH p USING INTEGER PRIMARY KEY"), "{text}");
+        for statement in log::rule_statements(outbox.sql(), log::OF_KEYS, true) {
+            let text = plan(&outbox, &statement).await;
+            assert!(text.contains("SEARCH p USING INDEX airtight_parked_key"), "{text}");
+            assert!(text.contains("(outbox=? AND consumer=? AND aggregate_id=? AND seq<?)"), "{text}");
+        }
     }
 }

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use crate::{
     error::db,
     outbox::SqliteOutbox,
+    schema,
     sql::{NOW, Sql},
 };
 
@@ -59,7 +60,14 @@ impl SqliteOutbox {
         while !rest.is_empty() {
             let size = if rest.len() >= CHUNK { CHUNK } else { 1 << rest.len().ilog2() };
             let (chunk, tail) = rest.split_at(size);
-            published.extend(insert(conn, self.sql(), chunk).await?);
+            match insert(conn, self.sql(), chunk).await {
+                Ok(stored) => published.extend(stored),
+                Err(error) if error.code() == "no_column" => {
+                    schema::refuse_other_shape(conn, self.sql()).await?;
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+            }
             rest = tail;
         }
         // Relays look for the commit from now on; see `SqliteQueue::wait`.
@@ -257,7 +265,7 @@ async fn stored(conn: &mut SqliteConnection, sql: &Sql, id: &str) -> Result<i64>
 }
 
 /// RFC 3339 in UTC, with milliseconds at least and as many digits more as there are.
-fn format_time(at: OffsetDateTime) -> String {
+pub(crate) fn format_time(at: OffsetDateTime) -> String {
     let at = at.to_offset(UtcOffset::UTC);
     if at.nanosecond().is_multiple_of(1_000_000) {
         let date = at.date();

@@ -2,9 +2,13 @@
 //!
 //! A migration is one immediate transaction that looks at `airtight_meta` first, so ten processes that start
 //! at once migrate once. Own tables and each canonical outbox have a version of their own, since a file may
-//! hold several outboxes, or only foreign ones.
+//! hold several outboxes, or only foreign ones. Which of `outbox:NAME` and `log:NAME` stands there is the shape
+//! that the canonical table has.
 
-use airtight_core::{Error, Result, table::quote};
+use airtight_core::{
+    Error, Result,
+    table::{Shape, TableSpec, quote},
+};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use crate::{
@@ -13,8 +17,11 @@ use crate::{
     sql::{HELD, Sql},
 };
 
-/// The newest schema this program knows.
-const VERSION: i64 = 1;
+/// The newest version of airtight's own tables that this program knows. 2: consumers of logs, and the inbox.
+const OWN_VERSION: i64 = 2;
+
+/// The same of a canonical outbox, of either shape.
+const OUTBOX_VERSION: i64 = 1;
 
 const META: &str = "CREATE TABLE IF NOT EXISTS airtight_meta (
     name TEXT PRIMARY KEY,
@@ -54,6 +61,105 @@ const OWN_TABLES: [&str; 3] = [
 ) WITHOUT ROWID",
 ];
 
+/// What version 2 adds. Offsets are apart from `airtight_partition`, which says who owns what: a queue has that,
+/// too. A parked event carries the whole event, since retention may remove it from the log.
+const LOG_TABLES: [&str; 8] = [
+    "CREATE TABLE IF NOT EXISTS airtight_consumer (
+    outbox TEXT NOT NULL,
+    name TEXT NOT NULL,
+    partitions INTEGER NOT NULL,
+    streams TEXT NOT NULL DEFAULT '[]',
+    by_key INTEGER NOT NULL DEFAULT 1,
+    block_on_dead INTEGER NOT NULL DEFAULT 0,
+    paused INTEGER NOT NULL DEFAULT 0,
+    revision INTEGER NOT NULL DEFAULT 0,
+    created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ','now')),
+    PRIMARY KEY (outbox, name)
+) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS airtight_offset (
+    outbox TEXT NOT NULL,
+    consumer TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL,
+    updated_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ','now')),
+    PRIMARY KEY (outbox, consumer, n)
+) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS airtight_parked (
+    outbox TEXT NOT NULL,
+    consumer TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    n INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('pending', 'dead', 'unknown')),
+    attempts INTEGER NOT NULL DEFAULT 0,
+    next_retry_at TEXT,
+    error_code TEXT,
+    error_message TEXT,
+    parked_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ','now')),
+    id TEXT,
+    stream TEXT,
+    event_type TEXT,
+    aggregate_type TEXT,
+    aggregate_id TEXT NOT NULL,
+    op TEXT,
+    headers TEXT,
+    occurred_at TEXT,
+    created_at TEXT,
+    schema_version INTEGER,
+    max_attempts INTEGER,
+    extra TEXT,
+    payload TEXT,
+    payload_bytes BLOB,
+    PRIMARY KEY (outbox, consumer, seq)
+)",
+    "CREATE INDEX IF NOT EXISTS airtight_parked_key ON airtight_parked (outbox, consumer, aggregate_id, seq, state)",
+    "CREATE INDEX IF NOT EXISTS airtight_parked_due ON airtight_parked (outbox, consumer, next_retry_at) \
+     WHERE state = 'pending'",
+    "CREATE TABLE IF NOT EXISTS airtight_floor (
+    outbox TEXT PRIMARY KEY,
+    seq INTEGER NOT NULL,
+    created_at TEXT
+) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS airtight_inbox (
+    outbox TEXT NOT NULL,
+    consumer TEXT NOT NULL,
+    key TEXT NOT NULL,
+    seq INTEGER,
+    seen_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ','now')),
+    PRIMARY KEY (outbox, consumer, key)
+) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS airtight_inbox_seen ON airtight_inbox (outbox, seen_at)",
+];
+
+/// The canonical log. Nothing in it is ever updated, and the seq is never given twice, also after the newest
+/// row was removed: that is what AUTOINCREMENT is for. The body comes last, so that what is looked at without it
+/// is on the row's first page.
+fn log_table(sql: &Sql) -> String {
+    format!(
+        "CREATE TABLE IF NOT EXISTS {} (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE DEFAULT ({NEW_ID}),
+    stream TEXT NOT NULL,
+    event_type TEXT NOT NULL,
+    aggregate_type TEXT NOT NULL,
+    aggregate_id TEXT NOT NULL,
+    op TEXT NOT NULL DEFAULT 'upsert',
+    created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ','now')),
+    occurred_at TEXT,
+    schema_version INTEGER NOT NULL DEFAULT 1,
+    max_attempts INTEGER,
+    headers TEXT NOT NULL DEFAULT '{{}}',
+    payload TEXT CHECK (payload IS NULL OR json_valid(payload)),
+    payload_bytes BLOB
+)",
+        sql.spec.qualified()
+    )
+}
+
+/// A random UUID, for rows that are inserted by hand.
+const NEW_ID: &str = "lower(
+        hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-'
+        || substr('89ab', 1 + (random() & 3), 1) || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))";
+
 /// The canonical table and its indexes. A claim changes no column that stands in an index of unfinished
 /// events; events that wait for a retry, and those that are done, stand in other indexes than the one that
 /// claims walk along.
@@ -73,9 +179,7 @@ fn outbox_tables(sql: &Sql) -> Vec<String> {
         format!(
             "CREATE TABLE IF NOT EXISTS {table} (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE DEFAULT (lower(
-        hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-'
-        || substr('89ab', 1 + (random() & 3), 1) || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))),
+    id TEXT NOT NULL UNIQUE DEFAULT ({NEW_ID}),
     stream TEXT NOT NULL,
     event_type TEXT NOT NULL,
     aggregate_type TEXT NOT NULL,
@@ -117,16 +221,21 @@ fn outbox_tables(sql: &Sql) -> Vec<String> {
 }
 
 impl SqliteOutbox {
-    /// The statements that `migrate` runs on an empty database, for those who run them by hand.
+    /// The statements that `migrate` runs on an empty database for a queue, for those who run them by hand.
     pub fn migration_sql() -> String {
-        let sql = Self::canonical_sql();
+        Self::migration_sql_for(Shape::Queue)
+    }
+
+    /// The same for either shape.
+    pub fn migration_sql_for(shape: Shape) -> String {
+        let sql = Sql::new(TableSpec::of_shape(shape, None, &Self::canonical_sql().spec.table));
         let mut statements: Vec<String> = vec![META.into()];
-        statements.extend(OWN_TABLES.map(str::to_owned));
-        statements.extend(outbox_tables(&sql));
         for part in parts(&sql) {
+            statements.extend(part.statements(&sql, None));
             statements.push(format!(
-                "INSERT INTO airtight_meta (name, value) VALUES ({}, {VERSION}) ON CONFLICT (name) DO NOTHING",
-                airtight_core::table::literal(&part)
+                "INSERT INTO airtight_meta (name, value) VALUES ({}, {}) ON CONFLICT (name) DO NOTHING",
+                airtight_core::table::literal(&part.name),
+                part.newest
             ));
         }
         format!("BEGIN IMMEDIATE;\n\n{};\n\nCOMMIT;\n", statements.join(";\n\n"))
@@ -134,37 +243,113 @@ impl SqliteOutbox {
 }
 
 /// What has a version: airtight's own tables, and the outbox where it is canonical.
-fn parts(sql: &Sql) -> Vec<String> {
-    let mut parts = vec!["schema".to_owned()];
+struct Part {
+    name: String,
+    newest: i64,
+    own: bool,
+}
+
+impl Part {
+    /// What leads from the version found to the newest.
+    fn statements(&self, sql: &Sql, found: Option<i64>) -> Vec<String> {
+        if !self.own {
+            return match sql.shape {
+                Shape::Queue => outbox_tables(sql),
+                Shape::Log => vec![log_table(sql)],
+            };
+        }
+        let mut statements = Vec::new();
+        if found.is_none() {
+            statements.extend(OWN_TABLES.map(str::to_owned));
+        }
+        statements.extend(LOG_TABLES.map(str::to_owned));
+        statements
+    }
+
+    fn did(&self, sql: &Sql, found: Option<i64>) -> String {
+        match (self.own, found, sql.shape) {
+            (true, Some(found), _) => {
+                format!("upgraded airtight's own tables from version {found} to {}", self.newest)
+            }
+            (true, None, _) => "created airtight's own tables".into(),
+            (false, _, Shape::Queue) => format!("created {} and its indexes", sql.spec.display_name()),
+            (false, _, Shape::Log) => format!("created {}, a log", sql.spec.display_name()),
+        }
+    }
+}
+
+fn parts(sql: &Sql) -> Vec<Part> {
+    let mut parts = vec![Part { name: "schema".to_owned(), newest: OWN_VERSION, own: true }];
     if sql.canonical {
-        parts.push(format!("outbox:{}", sql.spec.display_name()));
+        parts.push(Part { name: part_of(sql, sql.shape), newest: OUTBOX_VERSION, own: false });
     }
     parts
+}
+
+fn part_of(sql: &Sql, shape: Shape) -> String {
+    let word = match shape {
+        Shape::Queue => "outbox",
+        Shape::Log => "log",
+    };
+    format!("{word}:{}", sql.spec.display_name())
+}
+
+/// The shape of the canonical table that the file holds under this name, if it holds one.
+pub(crate) async fn found_shape(conn: &mut SqliteConnection, sql: &Sql) -> Result<Option<Shape>> {
+    if !sql.canonical || table_columns(conn, None, "airtight_meta").await?.is_empty() {
+        return Ok(None);
+    }
+    for shape in [Shape::Queue, Shape::Log] {
+        if version(conn, &part_of(sql, shape)).await?.is_some() {
+            return Ok(Some(shape));
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses a canonical table whose shape in the file is another than the one it was opened with.
+pub(crate) async fn refuse_other_shape(conn: &mut SqliteConnection, sql: &Sql) -> Result<()> {
+    match found_shape(conn, sql).await? {
+        Some(found) if found != sql.shape => Err(wrong_shape(&sql.spec.display_name(), found)),
+        _ => Ok(()),
+    }
+}
+
+/// The error for a table that is used as what it is not.
+pub(crate) fn wrong_shape(name: &str, is: Shape) -> Error {
+    let (not, how) = match is {
+        Shape::Queue => (Shape::Log, "read it with `--read queue`"),
+        Shape::Log => (Shape::Queue, "read it with `--read log --consumer NAME`"),
+    };
+    Error::permanent(
+        "wrong_shape",
+        format!(
+            "{name} in this file is a {}, not a {}, and stays one: {how}, or take another file for the {1} \
+             (`airtight migrate --shape {1}`)",
+            is.as_str(),
+            not.as_str()
+        ),
+    )
 }
 
 /// Creates what is missing, in the transaction it is given. Returns what it did.
 pub(crate) async fn migrate(tx: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
     sqlx::query(META).execute(&mut *tx).await.map_err(db)?;
+    refuse_other_shape(tx, sql).await?;
     let mut did = Vec::new();
     for part in parts(sql) {
-        let found = version(tx, &part).await?;
+        let found = version(tx, &part.name).await?;
         refuse_newer(&part, found)?;
-        if found == Some(VERSION) {
+        if found == Some(part.newest) {
             continue;
         }
-        let statements = if part == "schema" {
-            did.push("created airtight_relay, airtight_partition and airtight_side".to_owned());
-            OWN_TABLES.map(str::to_owned).to_vec()
-        } else {
-            did.push(format!("created {} and its indexes", sql.spec.display_name()));
-            outbox_tables(sql)
-        };
-        for statement in statements {
+        for statement in part.statements(sql, found) {
             sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await.map_err(db)?;
         }
+        did.push(part.did(sql, found));
         sqlx::query("INSERT INTO airtight_meta (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2")
-            .bind(part)
-            .bind(VERSION)
+            .bind(part.name)
+            .bind(part.newest)
             .execute(&mut *tx)
             .await
             .map_err(db)?;
@@ -172,7 +357,7 @@ pub(crate) async fn migrate(tx: &mut SqliteConnection, sql: &Sql) -> Result<Vec<
     Ok(did)
 }
 
-/// Says what keeps the table from being a queue; all is well when it is empty.
+/// Says what keeps the table from being read as what it is; all is well when it is empty.
 pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     if !matches!(sql.spec.zone.as_str(), "UTC" | "utc" | "Z" | "+00:00") {
@@ -190,9 +375,17 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         problems.push("airtight's tables are missing: run `airtight migrate`".into());
         return Ok(problems);
     }
+    refuse_other_shape(conn, sql).await?;
     for part in parts(sql) {
-        match version(conn, &part).await? {
-            None => problems.push(format!("airtight's tables are missing ({part}): run `airtight migrate`")),
+        match version(conn, &part.name).await? {
+            None => {
+                problems
+                    .push(format!("airtight's tables are missing ({}): run `airtight migrate`", part.name));
+            }
+            Some(found) if found < part.newest => problems.push(format!(
+                "airtight's tables ({}) are of version {found}, this program needs {}: run `airtight migrate`",
+                part.name, part.newest
+            )),
             found => refuse_newer(&part, found)?,
         }
     }
@@ -238,13 +431,14 @@ async fn version(conn: &mut SqliteConnection, part: &str) -> Result<Option<i64>>
     row.map(|row| row.try_get(0).map_err(db)).transpose()
 }
 
-fn refuse_newer(part: &str, found: Option<i64>) -> Result<()> {
+fn refuse_newer(part: &Part, found: Option<i64>) -> Result<()> {
     match found {
-        Some(found) if found > VERSION => Err(Error::permanent(
+        Some(found) if found > part.newest => Err(Error::permanent(
             "newer_schema",
             format!(
-                "the database has version {found} of airtight's tables ({part}), this program knows up to {VERSION}: \
-                 upgrade this program"
+                "the database has version {found} of airtight's tables ({}), this program knows up to {}: \
+                 upgrade this program",
+                part.name, part.newest
             ),
         )),
         _ => Ok(()),

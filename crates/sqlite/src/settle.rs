@@ -19,13 +19,13 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 use crate::{
     candidate::key_value,
     error::db,
+    members::seconds,
     outbox::SqliteOutbox,
-    queue::seconds,
     sql::{NOW, Slot, Sql},
 };
 
 /// A retry later than this would be taken for one that is held back for ever.
-const LONGEST_RETRY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Errors longer than this are cut: they are for people.
 const MAX_MESSAGE: usize = 4_000;
@@ -186,6 +186,11 @@ fn error_message(sql: &Sql, error: &Error) -> String {
     } else {
         error.message().to_owned()
     };
+    cut(message)
+}
+
+/// A message that is not too long to keep.
+pub(crate) fn cut(message: String) -> String {
     match message.char_indices().nth(MAX_MESSAGE) {
         Some((end, _)) => format!("{}…", &message[..end]),
         None => message,

@@ -7,7 +7,9 @@
 //! repeats the index's predicate literally. Foreign columns are normalised first: times to the canonical
 //! form, keys to text.
 
-use airtight_core::table::{Condition, Count, Field, Role, StatusSpec, TableSpec, Test, literal, quote};
+use airtight_core::table::{
+    Condition, Count, Field, Role, Shape, StatusSpec, TableSpec, Test, literal, quote,
+};
 
 /// The database's clock, in the form all times have.
 pub(crate) const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ','now')";
@@ -36,6 +38,8 @@ pub(crate) struct Sql {
     pub(crate) spec: TableSpec,
     /// The table is airtight's own, with its indexes and its form of times.
     pub(crate) canonical: bool,
+    /// What it can be read as: a table without states is a log.
+    pub(crate) shape: Shape,
     /// Something about a row is kept in the side table.
     pub(crate) side: bool,
     status: StatusSpec,
@@ -46,10 +50,12 @@ impl Sql {
     pub(crate) fn new(spec: TableSpec) -> Self {
         // Without a status there are no states to ask for; `SqliteOutbox::queue_sql` refuses before anybody does.
         let status = spec.status.clone().unwrap_or_else(no_status);
-        let canonical = spec == TableSpec::canonical(spec.schema.as_deref(), &spec.table);
-        let side = !spec.is_self_contained() || status.unknown.is_none();
+        let shape = if spec.status.is_some() { Shape::Queue } else { Shape::Log };
+        let canonical = spec == TableSpec::of_shape(shape, spec.schema.as_deref(), &spec.table);
+        // What a log's consumers must remember of an event is with the consumer.
+        let side = shape == Shape::Queue && (!spec.is_self_contained() || status.unknown.is_none());
         let name = literal(&spec.display_name());
-        Self { spec, canonical, side, status, name }
+        Self { spec, canonical, shape, side, status, name }
     }
 
     /// The outbox's name as a literal: what airtight's own tables know it by.

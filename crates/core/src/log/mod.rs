@@ -206,11 +206,7 @@ impl<S: LogStore> Log<S> {
     pub async fn committing(&self, positions: &[Position]) -> Committing<'_, S> {
         let shared = &self.inner.shared;
         let one = shared.settling.lock().await;
-        let settlements: Vec<Settlement> = positions
-            .iter()
-            .map(|position| Settlement { position: *position, verdict: Verdict::SettledInTransaction })
-            .collect();
-        let plan = shared.track().plan(&settlements, false, &shared.options);
+        let plan = shared.plan_committed(positions);
         Committing { shared, _one: one, plan }
     }
 }
@@ -231,6 +227,12 @@ impl<S: LogStore> Committing<'_, S> {
     /// What to write.
     pub fn changes(&self) -> &Changes {
         &self.plan.changes
+    }
+
+    /// Plans again, for these only: others have failed meanwhile. Where a database has one writer at a time,
+    /// this must be begun before the transaction is, or each would wait for the other.
+    pub fn replan(&mut self, positions: &[Position]) {
+        self.plan = self.shared.plan_committed(positions);
     }
 
     /// Whether some of the events are no longer this relay's: then nothing may be committed.
@@ -318,6 +320,14 @@ impl<S: LogStore> Shared<S> {
 
     fn by_key(&self) -> bool {
         self.options.order == Order::Key
+    }
+
+    fn plan_committed(&self, positions: &[Position]) -> Plan {
+        let settlements: Vec<Settlement> = positions
+            .iter()
+            .map(|position| Settlement { position: *position, verdict: Verdict::SettledInTransaction })
+            .collect();
+        self.track().plan(&settlements, false, &self.options)
     }
 
     async fn next(&self, limits: Limits) -> Result<Batch> {

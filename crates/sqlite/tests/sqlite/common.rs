@@ -7,6 +7,7 @@ use airtight_core::{
     admin::Admin,
     group::{Member, Members},
     queue::{ClaimRequest, Claimed, QueueStore, RowClaim, RowKey},
+    table::Shape,
 };
 use airtight_sqlite::{SqliteOutbox, SqliteQueue};
 use sqlx::AssertSqlSafe;
@@ -22,6 +23,14 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) async fn new() -> Self {
         let fixture = Self::empty().await;
+        fixture.outbox.migrate().await.unwrap();
+        fixture
+    }
+
+    /// The same as a log.
+    pub(crate) async fn log() -> Self {
+        let empty = Self::empty().await;
+        let fixture = Self { outbox: empty.outbox.clone().shape(Shape::Log), dir: empty.dir };
         fixture.outbox.migrate().await.unwrap();
         fixture
     }

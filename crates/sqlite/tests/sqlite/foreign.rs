@@ -232,7 +232,10 @@ async fn check_says_which_columns_are_missing() {
     let mut spec = legacy_spec();
     spec.status = None;
     let outbox = _fixture.outbox.clone().spec(spec);
-    assert!(outbox.check().await.unwrap()[0].message.contains("no status column"));
+    // Without a status it could only be a log, and for that it lacks an ascending column.
+    assert!(outbox.check().await.unwrap()[0].message.contains("no ascending column"));
+    let error = SqliteQueue::new(outbox).open().await.unwrap_err();
+    assert!(error.message().contains("no status column"), "{error}");
 }
 
 #[tokio::test]

@@ -4,10 +4,14 @@
 
 mod admin;
 mod common;
+mod follow;
 mod foreign;
+mod inbox;
+mod log;
 mod model;
 mod order;
 mod publish;
 mod queue;
 mod relay;
+mod replay;
 mod schema;

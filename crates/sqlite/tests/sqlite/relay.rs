@@ -77,7 +77,7 @@ impl Sink for Flaky {
     }
 }
 
-fn policy(order: Order) -> Policy {
+pub(crate) fn policy(order: Order) -> Policy {
     let quick = Backoff {
         base: Duration::from_millis(5),
         multiplier: 1.5,
