@@ -1,7 +1,9 @@
-//! One file a command. Each opens the store, asks it through [`airtight::admin::Admin`], and prints.
+//! One file a command. Each opens the store, asks it through [`airtight::admin::Admin`] (a log's
+//! consumers through [`airtight::log::LogAdmin`]), and prints.
 
 pub(crate) mod check;
 pub(crate) mod completions;
+pub(crate) mod consumers;
 pub(crate) mod dead;
 pub(crate) mod events;
 pub(crate) mod migrate;
