@@ -159,7 +159,7 @@ impl PgLog {
                     Ok(made) if made > 0 => tracing::info!(partitions = made, "made partitions ahead"),
                     Ok(_) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "could not make partitions ahead; trying again soon")
+                        tracing::warn!(%error, "could not make partitions ahead; trying again soon");
                     }
                 }
                 tokio::select! {
