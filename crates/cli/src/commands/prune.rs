@@ -100,11 +100,11 @@ async fn of_log(args: &PruneArgs, store: &Store, keep: Option<Duration>, configu
         return output::json(&Report { log, inbox });
     }
     line(format!(
-        "removed {} of the log, {} of them whole; events up to seq {} are gone{}",
+        "removed {} of the log{}, {} dropped whole{}",
         counted(log.events, "event"),
-        counted(log.partitions, "partition"),
-        log.floor,
         if wait_for_consumers { "" } else { ", whether consumers have seen them or not" },
+        counted(log.partitions, "partition"),
+        if log.floor > 0 { format!("; all up to seq {} are gone", log.floor) } else { String::new() },
     ))?;
     if inbox > 0 {
         line(format!("removed {}", counted(inbox, "inbox row")))?;
