@@ -8,6 +8,7 @@
 //! of order cost no memory.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{BuildHasher, RandomState},
     time::{Duration, Instant},
@@ -100,7 +101,8 @@ pub(super) struct Plan {
     pub(super) fenced: usize,
     steps: Vec<Step>,
     held: usize,
-    halt: Option<(i64, Halt)>,
+    /// Failed events, where the policy is to halt.
+    halts: Vec<(i64, Halt)>,
 }
 
 enum Halt {
@@ -399,7 +401,7 @@ impl Track {
             fenced: 0,
             steps: Vec::with_capacity(settlements.len()),
             held: self.held.len(),
-            halt: None,
+            halts: Vec::new(),
         };
         let mut done: HashMap<u16, HashSet<i64>> = HashMap::new();
         let mut blocked: HashSet<(u16, Key)> = HashSet::new();
@@ -521,13 +523,17 @@ impl Track {
                 self.committed.insert(position);
             }
         }
-        match plan.halt {
-            Some((seq, Halt::Retry(attempts, after))) => {
-                self.attempts.insert(seq, attempts);
-                self.halted_until = Some(Instant::now() + after);
+        // The first one stops the consumer: its advice is to seek behind that one, and none before it may be lost.
+        let mut halts = plan.halts;
+        halts.sort_by_key(|(seq, _)| Reverse(*seq));
+        for (seq, halt) in halts {
+            match halt {
+                Halt::Retry(attempts, after) => {
+                    self.attempts.insert(seq, attempts);
+                    self.halted_until = self.halted_until.max(Some(Instant::now() + after));
+                }
+                Halt::Stop(error) => self.failed = Some(error),
             }
-            Some((_, Halt::Stop(error))) => self.failed = Some(error),
-            None => {}
         }
         settled
     }
@@ -556,7 +562,7 @@ impl Plan {
             Verdict::Unknown { error } => Fate::Unknown { error: error.clone() },
         };
         if options.on_failure == OnFailure::Halt {
-            self.halt = Some((row.seq, halt(row, &failure, options)));
+            self.halts.push((row.seq, halt(row, &failure, options)));
             return Step::Back(position);
         }
         let waits = matches!(failure, Fate::Retry { .. }) || options.block_on_dead;
