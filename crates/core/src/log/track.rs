@@ -8,7 +8,6 @@
 //! of order cost no memory.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{BuildHasher, RandomState},
     time::{Duration, Instant},
@@ -134,6 +133,8 @@ pub(super) struct Track {
     pub(super) failed: Option<Error>,
     /// Nothing is handed out before this: the policy is to halt, and an event failed.
     pub(super) halted_until: Option<Instant>,
+    /// The first event that has stopped the consumer for good.
+    halted_at: Option<i64>,
     /// When to look for due parked events again.
     pub(super) look_at: Option<Instant>,
     /// How many looks in a row found nothing.
@@ -159,6 +160,7 @@ impl Track {
             revision: 0,
             failed: None,
             halted_until: None,
+            halted_at: None,
             look_at: None,
             idle: 0,
             blocked: false,
@@ -523,16 +525,17 @@ impl Track {
                 self.committed.insert(position);
             }
         }
-        // The first one stops the consumer: its advice is to seek behind that one, and none before it may be lost.
-        let mut halts = plan.halts;
-        halts.sort_by_key(|(seq, _)| Reverse(*seq));
-        for (seq, halt) in halts {
+        for (seq, halt) in plan.halts {
             match halt {
                 Halt::Retry(attempts, after) => {
                     self.attempts.insert(seq, attempts);
                     self.halted_until = self.halted_until.max(Some(Instant::now() + after));
                 }
-                Halt::Stop(error) => self.failed = Some(error),
+                // The first of them: the advice is to seek behind it, and none before it may be lost.
+                Halt::Stop(error) if self.halted_at.is_none_or(|first| seq < first) => {
+                    (self.halted_at, self.failed) = (Some(seq), Some(error));
+                }
+                Halt::Stop(_) => {}
             }
         }
         settled
