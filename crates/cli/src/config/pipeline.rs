@@ -50,6 +50,16 @@ pub(crate) struct Pipeline {
     pub(crate) sink: SinkTarget,
 }
 
+impl Pipeline {
+    pub(crate) fn new(name: String, read: Reading, mut policy: Policy, sink: SinkTarget) -> Self {
+        // Going on with the key of an event that is to be delivered again after the halt would turn the two round.
+        if matches!(&read, Reading::Log(log) if log.on_failure == OnFailure::Halt) {
+            policy.block_on_dead = true;
+        }
+        Self { name, read, policy, sink }
+    }
+}
+
 /// How the outbox is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reading {
@@ -201,7 +211,7 @@ fn read_pipeline(name: String, value: &Value<'_>, default: ReadWord) -> Result<P
         }
         ReadWord::Log => Reading::Log(read_log(&section, common, &name)?),
     };
-    Ok(Pipeline { name, read, policy, sink })
+    Ok(Pipeline::new(name, read, policy, sink))
 }
 
 fn read_log(section: &Section<'_>, common: Common, name: &str) -> Result<LogOptions> {

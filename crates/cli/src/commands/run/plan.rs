@@ -98,7 +98,8 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
         policy.poll = Duration::from_millis(poll);
     }
     let read = reading(args, word, common)?;
-    Ok(Pipeline { name: read.consumer().unwrap_or("default").to_owned(), read, policy, sink })
+    let name = read.consumer().unwrap_or("default").to_owned();
+    Ok(Pipeline::new(name, read, policy, sink))
 }
 
 fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
