@@ -70,6 +70,13 @@ impl Target {
         if matches!(self.url, DatabaseUrl::Sqlite(_)) { refuse_for_sqlite(&self.database) } else { Ok(()) }
     }
 
+    /// Where nothing was made yet, a log is what is missing.
+    pub(crate) fn expect_log(&mut self) {
+        if self.database.spec.is_none() {
+            self.database.shape.get_or_insert(Shape::Log);
+        }
+    }
+
     /// What `migrate` is to make the outbox for.
     pub(crate) fn set_shape(&mut self, shape: Shape) -> Outcome {
         if self.database.spec.is_some() {

@@ -29,6 +29,13 @@ async fn open(args: &DatabaseArgs) -> Outcome<Store> {
     Ok(Target::from_args(args)?.open().await?)
 }
 
+/// The same for what only a log can answer.
+async fn open_log(args: &DatabaseArgs) -> Outcome<Store> {
+    let mut target = Target::from_args(args)?;
+    target.expect_log();
+    Ok(target.open().await?)
+}
+
 /// The filter of a command's arguments.
 fn filter(args: &FilterArgs) -> airtight::admin::Filter {
     airtight::admin::Filter {

@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight::{Backoff, Class, Relay, Sink, relay::Summary};
+use airtight::{
+    Backoff, Class, Relay, Sink,
+    relay::{Stats, Summary},
+};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -51,9 +54,9 @@ pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
     }
     // Events on a terminal and a bar on the same would garble each other.
     let stdout_drawn = plan.writes_to_stdout() && io::stdout().is_terminal();
-    let bars = log.log_format == LogFormat::Human && io::stderr().is_terminal() && !stdout_drawn;
-    let bars = Bars::start(&plan, &store, bars);
-    let summaries = relay_all(&plan, &store, sinks, &stop, args.drain).await;
+    let drawn = log.log_format == LogFormat::Human && io::stderr().is_terminal() && !stdout_drawn;
+    let mut bars = Bars::new(&store, drawn);
+    let summaries = relay_all(&plan, &mut bars, sinks, &stop, args.drain).await;
     bars.clear().await;
     let summaries = summaries?;
     let report = Report::new(summaries, start.elapsed());
@@ -84,21 +87,26 @@ fn refuse_misread(plan: &Plan, store: &Store) -> Outcome {
 
 /// A progress bar for each consumer that has to catch up.
 struct Bars {
+    store: Arc<Store>,
+    drawn: bool,
     tasks: JoinSet<()>,
     stop: CancellationToken,
 }
 
 impl Bars {
-    fn start(plan: &Plan, store: &Arc<Store>, wanted: bool) -> Self {
-        let mut bars = Self { tasks: JoinSet::new(), stop: CancellationToken::new() };
-        for consumer in plan.pipelines.iter().filter(|_| wanted).filter_map(|one| one.read.consumer()) {
-            let shown = progress::catch_up(store.clone(), consumer.to_owned());
-            let stop = bars.stop.clone();
-            bars.tasks.spawn(async move {
-                stop.run_until_cancelled(shown).await;
-            });
+    fn new(store: &Arc<Store>, drawn: bool) -> Self {
+        Self { store: store.clone(), drawn, tasks: JoinSet::new(), stop: CancellationToken::new() }
+    }
+
+    fn add(&mut self, consumer: &str, stats: Arc<Stats>) {
+        if !self.drawn {
+            return;
         }
-        bars
+        let shown = progress::catch_up(self.store.clone(), consumer.to_owned(), stats);
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            stop.run_until_cancelled(shown).await;
+        });
     }
 
     /// Takes them off the screen.
@@ -116,7 +124,7 @@ fn interrupted(args: &RunArgs) -> Outcome {
 /// Runs every pipeline; the first that fails stops the others, which finish what they have under way.
 async fn relay_all(
     plan: &Plan,
-    store: &Store,
+    bars: &mut Bars,
     sinks: Vec<Arc<dyn Sink>>,
     stop: &CancellationToken,
     drain: bool,
@@ -133,10 +141,14 @@ async fn relay_all(
             consumer = pipeline.read.consumer(),
             "relaying"
         );
-        let source = store
+        let source = bars
+            .store
             .source(&pipeline.read)
             .map_err(|error| Failure::from(error).context(format!("pipeline `{}`", pipeline.name)))?;
         let relay = Relay::from_parts(source, sink).policy(pipeline.policy.clone()).name(&pipeline.name);
+        if let Some(consumer) = pipeline.read.consumer() {
+            bars.add(consumer, relay.stats());
+        }
         let (name, stop) = (pipeline.name.clone(), stop.clone());
         relays.spawn(async move {
             let summary = if drain { relay.drain(stop).await } else { relay.run(stop).await };

@@ -28,7 +28,7 @@ impl Plan {
         let config = args.database.config.as_deref().map(Config::load).transpose()?;
         let mut database = args.database.clone();
         database.url = args.from.clone().or(database.url);
-        let target = Target::resolve(&database, config.as_ref())?;
+        let mut target = Target::resolve(&database, config.as_ref())?;
         let (mut pipelines, retention) = match (config, &args.to) {
             (Some(config), _) => (config.pipelines, config.retention),
             (None, Some(to)) => (vec![from_args(args, to)?], retention(args)?),
@@ -40,6 +40,9 @@ impl Plan {
             return Err(Failure::usage(
                 "the config has no pipeline; add [pipelines.NAME] with `to = \"URL\"`",
             ));
+        }
+        if pipelines.iter().any(|pipeline| pipeline.read.consumer().is_some()) {
+            target.expect_log();
         }
         if let Some(secret) = &args.webhook_secret {
             for pipeline in &mut pipelines {
