@@ -25,7 +25,10 @@ pub(crate) async fn run(args: &CheckArgs) -> Outcome {
 
     let mut findings = Vec::new();
     if !args.offline {
-        let target = Target::resolve(&args.database, config.as_ref())?;
+        let mut target = Target::resolve(&args.database, config.as_ref())?;
+        if config.iter().flat_map(|config| &config.pipelines).any(|one| one.read.consumer().is_some()) {
+            target.expect_log();
+        }
         findings = look(&target, config.as_ref(), &mut passed).await;
     }
     let ok = !findings.iter().any(|finding| finding.fatal);

@@ -172,6 +172,33 @@ async fn dead_letters_of_each_consumer_wait_for_a_person() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_failed_event_is_set_aside_and_its_key_waits_for_it() {
+    let Some(log) = Log::create("cli_log_park").await else { return };
+    let server = HttpServer::start().await;
+    let tried = AtomicBool::new(false);
+    let seq = |body: &[u8]| serde_json::from_slice::<Value>(body).unwrap()["seq"].as_i64();
+    server.rule(move |request| {
+        let first = seq(&request.body) == Some(1) && !tried.swap(true, Ordering::Relaxed);
+        Reply::status(if first { 500 } else { 204 })
+    });
+    log.publish(&["a", "a", "b"]);
+    let summary = log.drain("billing", &server.url("/"));
+    assert_eq!((&summary["delivered"], &summary["retried"]), (&json!(3), &json!(1)), "{summary}");
+    let seqs: Vec<i64> = server.requests().iter().filter_map(|request| seq(&request.body)).collect();
+    let of_a: Vec<i64> = seqs.iter().copied().filter(|seq| *seq < 3).collect();
+    assert_eq!(of_a, [1, 1, 2], "{seqs:?}");
+    assert_eq!(log.run(&["consumers", "parked", "billing"]).ok(), "nothing is parked\n");
+
+    // Going back drops what is parked, since it comes again.
+    server.rule(|_| Reply::status(422));
+    log.publish(&["c"]);
+    assert_eq!(log.drain("billing", &server.url("/"))["dead"], 1);
+    let done = log.run(&["consumers", "seek", "billing", "--to-seq", "3", "--json"]).json();
+    assert_eq!((&done["again"], &done["parked_dropped"]), (&json!(1), &json!(1)), "{done}");
+    assert_eq!(log.run(&["dead", "list"]).ok(), "no dead letters\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn halting_stops_at_the_event_that_fails() {
     let Some(log) = Log::create("cli_log_halt").await else { return };
     let (server, accepts) = moody().await;
