@@ -6,23 +6,22 @@ use super::{DatabaseArgs, FilterArgs, OutputArgs};
 
 /// What only `run --read log` takes.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Log")]
 pub(crate) struct FollowArgs {
-    /// With --read log: whose offset; a name that is new begins at --start, a known one goes on where it was left
-    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    /// Whose offset; a name that is new begins at --start, a known one goes on where it was left
+    #[arg(long, value_name = "NAME", help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) consumer: Option<String>,
-    /// With --read log: key partitions, the most instances that work side by side; with 1 the others stand by [default: 1]
-    #[arg(long, value_name = "N", conflicts_with = "config", value_parser = clap::value_parser!(u16).range(1..=64))]
+    /// Key partitions, the most instances that work side by side; with 1 the others stand by [default: 1]
+    #[arg(long, value_name = "N", help_heading = "With --read log", conflicts_with = "config", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) partitions: Option<u16>,
-    /// With --read log: where a new consumer begins [default: earliest]
-    #[arg(long, value_enum, conflicts_with = "config")]
+    /// Where a new consumer begins [default: earliest]
+    #[arg(long, value_enum, help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) start: Option<StartArg>,
-    /// With --read log: what becomes of an event that fails [default: park]
-    #[arg(long, value_enum, conflicts_with = "config")]
+    /// What becomes of an event that fails [default: park]
+    #[arg(long, value_enum, help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) on_failure: Option<OnFailureArg>,
-    /// With --read log: how long events are kept, e.g. 30d, or `forever` [default: 30d, and as long as a consumer
+    /// How long events are kept, e.g. 30d, or `forever` [default: 30d, and as long as a consumer
     /// needs them; with --drain nothing is removed]
-    #[arg(long, value_name = "DURATION", conflicts_with = "config")]
+    #[arg(long, value_name = "DURATION", help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) keep_log: Option<String>,
 }
 
