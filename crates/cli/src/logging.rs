@@ -4,7 +4,10 @@ use std::io::{self, IsTerminal};
 
 use tracing_subscriber::{EnvFilter, fmt};
 
-use crate::args::{Command, LogArgs, LogFormat};
+use crate::{
+    args::{Command, LogArgs, LogFormat},
+    progress::Stderr,
+};
 
 /// Starts logging. `RUST_LOG` decides what is logged; without it, the command and `--verbose` do.
 pub(crate) fn init(args: &LogArgs, command: &Command) {
@@ -17,7 +20,7 @@ pub(crate) fn init(args: &LogArgs, command: &Command) {
     };
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.trim().is_empty());
     let filter = EnvFilter::builder().parse_lossy(chosen.as_deref().unwrap_or(default));
-    let lines = fmt().with_env_filter(filter).with_writer(io::stderr);
+    let lines = fmt().with_env_filter(filter).with_writer(|| Stderr);
     match args.log_format {
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).init(),
         LogFormat::Human => lines.with_ansi(io::stderr().is_terminal()).with_target(false).init(),

@@ -7,7 +7,7 @@
 //! | `wiring` | from addresses to stores and sinks; the only file that knows which backends exist |
 //! | `commands/` | one file a command |
 //! | `demo/` | `airtight demo` |
-//! | `output`, `errors`, `logging`, `signals` | tables and JSON, exit codes, log lines, Ctrl-C |
+//! | `output`, `errors`, `logging`, `progress`, `signals` | tables and JSON, exit codes, log lines, bars, Ctrl-C |
 
 mod args;
 mod commands;
@@ -17,6 +17,7 @@ mod errors;
 mod logging;
 mod null_sink;
 mod output;
+mod progress;
 mod signals;
 mod wiring;
 
@@ -25,7 +26,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use self::{
-    args::{Cli, Command, DeadCommand, EventsCommand},
+    args::{Cli, Command, ConsumersCommand, DeadCommand, EventsCommand},
     errors::{Failure, Outcome},
 };
 
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
         .build();
     let outcome = match runtime {
         Ok(runtime) => {
-            let outcome = runtime.block_on(dispatch(cli.command));
+            let outcome = runtime.block_on(dispatch(cli));
             // A thread that waits for a line on standard input must not keep the program alive.
             runtime.shutdown_background();
             outcome
@@ -52,12 +53,12 @@ fn main() -> ExitCode {
     }
 }
 
-async fn dispatch(command: Command) -> Outcome {
-    match command {
+async fn dispatch(cli: Cli) -> Outcome {
+    match cli.command {
         Command::Demo(args) => demo::run(&args).await,
         Command::Migrate(args) => commands::migrate::run(&args).await,
         Command::Check(args) => commands::check::run(&args).await,
-        Command::Run(args) => commands::run::run(&args).await,
+        Command::Run(args) => commands::run::run(&args, &cli.log).await,
         Command::Publish(args) => commands::publish::run(&args).await,
         Command::Status(args) => commands::status::run(&args).await,
         Command::Events(command) => match command {
@@ -69,9 +70,19 @@ async fn dispatch(command: Command) -> Outcome {
         },
         Command::Dead(command) => match command {
             DeadCommand::List(args) => commands::dead::list(&args).await,
-            DeadCommand::Show(args) => commands::events::show(&args).await,
+            DeadCommand::Show(args) => commands::dead::show(&args).await,
             DeadCommand::Retry(args) => commands::dead::retry(&args).await,
             DeadCommand::Discard(args) => commands::dead::discard(&args).await,
+        },
+        Command::Consumers(command) => match command {
+            ConsumersCommand::List(args) => commands::consumers::list(&args).await,
+            ConsumersCommand::Show(args) => commands::consumers::show(&args).await,
+            ConsumersCommand::Seek(args) => commands::consumers::seek(&args).await,
+            ConsumersCommand::Pause(args) => commands::consumers::pause(&args.one, true).await,
+            ConsumersCommand::Resume(args) => commands::consumers::pause(&args.one, false).await,
+            ConsumersCommand::Remove(args) => commands::consumers::remove(&args).await,
+            ConsumersCommand::Lag(args) => commands::consumers::lag(&args).await,
+            ConsumersCommand::Parked(args) => commands::consumers::parked(&args).await,
         },
         Command::Tail(args) => commands::tail::run(&args).await,
         Command::Prune(args) => commands::prune::run(&args).await,

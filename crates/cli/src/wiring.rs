@@ -6,9 +6,10 @@ use std::{path::Path, sync::Arc, time::Duration};
 use airtight::{
     Error, Sink, Source,
     admin::Admin,
+    log::LogAdmin,
     postgres::{PgOptions, PgOutbox},
-    queue::QueueOptions,
     sinks::{FileSink, StdoutSink},
+    table::Shape,
     webhook::{Format, WebhookConfig, WebhookSink},
 };
 use sqlx::{Connection, PgConnection};
@@ -16,7 +17,7 @@ use sqlx::{Connection, PgConnection};
 use crate::{
     args::DatabaseArgs,
     config::{
-        Config, Database,
+        Config, Database, Reading,
         urls::{DatabaseUrl, SinkTarget, Webhook},
     },
     errors::{Failure, Outcome},
@@ -69,13 +70,31 @@ impl Target {
         if matches!(self.url, DatabaseUrl::Sqlite(_)) { refuse_for_sqlite(&self.database) } else { Ok(()) }
     }
 
+    /// Where nothing was made yet, a log is what is missing.
+    pub(crate) fn expect_log(&mut self) {
+        if self.database.spec.is_none() {
+            self.database.shape.get_or_insert(Shape::Log);
+        }
+    }
+
+    /// What `migrate` is to make the outbox for.
+    pub(crate) fn set_shape(&mut self, shape: Shape) -> Outcome {
+        if self.database.spec.is_some() {
+            return Err(Failure::usage(
+                "--shape is for airtight's own table, and the config's [table] maps another: leave it out",
+            ));
+        }
+        self.database.shape = Some(shape);
+        Ok(())
+    }
+
     /// The same from a command's arguments alone, its config read if there is one.
     pub(crate) fn from_args(args: &DatabaseArgs) -> Outcome<Self> {
         let config = args.config.as_deref().map(Config::load).transpose()?;
         Self::resolve(args, config.as_ref())
     }
 
-    /// Opens a store whose tables should exist.
+    /// Opens a store whose tables should exist, as what it was made for.
     pub(crate) async fn open(&self) -> Result<Store, Error> {
         if let DatabaseUrl::Sqlite(path) = &self.url
             && !path.exists()
@@ -90,14 +109,20 @@ impl Target {
                 ),
             ));
         }
-        self.create().await
+        self.connect().await?.detect().await
     }
 
-    /// Opens a store, creating a file that is not there.
+    /// Opens a store to migrate, creating a file that is not there. Not told what it is made for, it stays what
+    /// it is.
     pub(crate) async fn create(&self) -> Result<Store, Error> {
+        let store = self.connect().await?;
+        if self.database.shape.is_some() { Ok(store) } else { store.detect().await }
+    }
+
+    async fn connect(&self) -> Result<Store, Error> {
         match &self.url {
             DatabaseUrl::Sqlite(path) => {
-                let outbox = open_sqlite(path).await?;
+                let outbox = sqlite_of_shape(open_sqlite(path).await?, self.shape())?;
                 Ok(Store::Sqlite(match &self.database.spec {
                     Some(spec) => outbox.spec(spec.clone()),
                     None => outbox,
@@ -105,18 +130,47 @@ impl Target {
             }
             DatabaseUrl::Postgres(url) => {
                 reach(url.reveal(), &self.url).await?;
-                Ok(Store::Postgres(PgOutbox::connect(url.reveal(), pg_options(&self.database)).await?))
+                Ok(Store::Postgres(PgOutbox::connect(url.reveal(), self.pg_options()).await?))
             }
         }
     }
 
     /// The SQL that `migrate` would run.
-    pub(crate) fn migration_sql(&self) -> String {
+    pub(crate) fn migration_sql(&self) -> Result<String, Error> {
         match &self.url {
-            DatabaseUrl::Sqlite(_) => SqliteOutbox::migration_sql(),
-            DatabaseUrl::Postgres(_) => PgOutbox::migration_sql(&pg_options(&self.database)),
+            DatabaseUrl::Sqlite(_) => sqlite_migration_sql(self.shape()),
+            DatabaseUrl::Postgres(_) => Ok(PgOutbox::migration_sql(&self.pg_options())),
         }
     }
+
+    fn shape(&self) -> Shape {
+        self.database.shape.unwrap_or_default()
+    }
+
+    fn pg_options(&self) -> PgOptions {
+        PgOptions { shape: self.shape(), ..pg_options(&self.database) }
+    }
+}
+
+// MERGE(sqlite): `Ok(outbox.shape(shape))`.
+fn sqlite_of_shape(outbox: SqliteOutbox, shape: Shape) -> Result<SqliteOutbox, Error> {
+    match shape {
+        Shape::Queue => Ok(outbox),
+        Shape::Log => Err(no_sqlite_log()),
+    }
+}
+
+// MERGE(sqlite): `Ok(SqliteOutbox::migration_sql(shape))`.
+fn sqlite_migration_sql(shape: Shape) -> Result<String, Error> {
+    match shape {
+        Shape::Queue => Ok(SqliteOutbox::migration_sql()),
+        Shape::Log => Err(no_sqlite_log()),
+    }
+}
+
+// MERGE(sqlite): goes away.
+fn no_sqlite_log() -> Error {
+    Error::permanent("not_in_this_build", "\"log\" for SQLite is not in this build yet")
 }
 
 /// One plain connection first: a pool tries on in silence until its time is up, and then tells only that.
@@ -199,12 +253,50 @@ impl Store {
         }
     }
 
-    /// The relay's side.
-    pub(crate) fn source(&self, options: QueueOptions) -> Arc<dyn Source> {
+    /// The operator's side of a log. Of a queue each of its verbs is an error that says so.
+    pub(crate) fn log_admin(&self) -> Result<&dyn LogAdmin, Error> {
         match self {
-            Self::Sqlite(outbox) => Arc::new(outbox.queue(options)),
-            Self::Postgres(outbox) => Arc::new(outbox.queue(options)),
+            // MERGE(sqlite): `Ok(outbox)`.
+            Self::Sqlite(_) => Err(no_sqlite_log()),
+            Self::Postgres(outbox) => Ok(outbox),
         }
+    }
+
+    /// The relay's side.
+    pub(crate) fn source(&self, read: &Reading) -> Result<Arc<dyn Source>, Error> {
+        Ok(match (self, read) {
+            (Self::Sqlite(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
+            // MERGE(sqlite): `Arc::new(outbox.log(log.clone()))`.
+            (Self::Sqlite(_), Reading::Log(_)) => return Err(no_sqlite_log()),
+            (Self::Postgres(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
+            (Self::Postgres(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
+        })
+    }
+
+    /// Whether it can only be followed, for its rows have no status.
+    pub(crate) fn is_log(&self) -> bool {
+        match self {
+            // MERGE(sqlite): by the spec of the detected outbox, as below.
+            Self::Sqlite(_) => false,
+            Self::Postgres(outbox) => outbox.spec().status.is_none(),
+        }
+    }
+
+    /// Makes a log's partitions ahead, where the database has such a thing. Returns how many.
+    pub(crate) async fn make_partitions(&self) -> Result<u64, Error> {
+        match self {
+            Self::Sqlite(_) => Ok(0),
+            Self::Postgres(outbox) => outbox.make_partitions().await,
+        }
+    }
+
+    /// As what the database says it was made for.
+    async fn detect(self) -> Result<Self, Error> {
+        Ok(match self {
+            // MERGE(sqlite): `Self::Sqlite(outbox.detect().await?)`.
+            Self::Sqlite(outbox) => Self::Sqlite(outbox),
+            Self::Postgres(outbox) => Self::Postgres(outbox.detect().await?),
+        })
     }
 }
 

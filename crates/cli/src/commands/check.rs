@@ -5,10 +5,10 @@ use serde_json::json;
 
 use crate::{
     args::CheckArgs,
-    config::{Config, Pipeline},
+    config::{Config, Pipeline, Reading},
     errors::{Failure, Outcome, advice},
     output,
-    wiring::{self, Target},
+    wiring::{self, Store, Target},
 };
 
 pub(crate) async fn run(args: &CheckArgs) -> Outcome {
@@ -25,7 +25,10 @@ pub(crate) async fn run(args: &CheckArgs) -> Outcome {
 
     let mut findings = Vec::new();
     if !args.offline {
-        let target = Target::resolve(&args.database, config.as_ref())?;
+        let mut target = Target::resolve(&args.database, config.as_ref())?;
+        if config.iter().flat_map(|config| &config.pipelines).any(|one| one.read.consumer().is_some()) {
+            target.expect_log();
+        }
         findings = look(&target, config.as_ref(), &mut passed).await;
     }
     let ok = !findings.iter().any(|finding| finding.fatal);
@@ -48,9 +51,10 @@ async fn look(target: &Target, config: Option<&Config>, passed: &mut Vec<String>
         return findings;
     }
     passed.push("the tables fit".to_owned());
+    let pipelines = config.map(|config| config.pipelines.as_slice()).unwrap_or_default();
+    findings.extend(misread(&store, target, pipelines));
     match store.admin().status().await {
         Ok(status) => {
-            let pipelines = config.map(|config| config.pipelines.as_slice()).unwrap_or_default();
             findings.extend(unread(&status, pipelines));
         }
         Err(error) => findings.extend(fatal(error)),
@@ -58,10 +62,32 @@ async fn look(target: &Target, config: Option<&Config>, passed: &mut Vec<String>
     findings
 }
 
+/// Pipelines that read the outbox as what it is not.
+fn misread(store: &Store, target: &Target, pipelines: &[Pipeline]) -> Vec<Finding> {
+    let wrong = |pipeline: &&Pipeline| match pipeline.read {
+        Reading::Queue(_) => store.is_log(),
+        // An application's own table may be both.
+        Reading::Log(_) => !store.is_log() && target.database.spec.is_none(),
+    };
+    let (is, mend) = match store.is_log() {
+        true => ("a log", "write `read = \"log\"`"),
+        false => (
+            "a queue",
+            "write `read = \"queue\"`, or make a log with `airtight migrate --shape log --table NAME`",
+        ),
+    };
+    let message = |pipeline: &Pipeline| format!("pipelines.{}: the outbox is {is}; {mend}", pipeline.name);
+    pipelines
+        .iter()
+        .filter(wrong)
+        .map(|pipeline| Finding { fatal: true, message: message(pipeline) })
+        .collect()
+}
+
 /// Streams with events that no pipeline of the config reads. Whether a running relay does, the store says.
 fn unread(status: &Status, pipelines: &[Pipeline]) -> Vec<Finding> {
     let is_read = |stream: &String| {
-        let mut readers = pipelines.iter().map(|pipeline| &pipeline.queue.streams);
+        let mut readers = pipelines.iter().map(|pipeline| pipeline.read.streams());
         pipelines.is_empty() || readers.any(|names| names.is_empty() || names.contains(stream))
     };
     status

@@ -1,32 +1,120 @@
-//! `airtight dead`: events that were given up on, until a person decides.
+//! `airtight dead`: events that were given up on, until a person decides. Of a log, what its consumers have parked.
 
-use airtight::state::State;
+use airtight::{
+    log::{LogAdmin, Parked, ParkedFilter},
+    state::State,
+};
 use serde_json::json;
 
 use super::{
-    events::{Act, act, page, print_rows},
+    consumers::{parked_filter, print_parked},
+    events::{self, Act, Acting, act, page, print_rows, show_detail},
     filter, open,
 };
 use crate::{
-    args::{BulkDiscardArgs, BulkRetryArgs, DeadListArgs},
-    errors::Outcome,
+    args::{BulkDiscardArgs, BulkRetryArgs, ConsumerArg, DeadListArgs, DeadShowArgs},
+    errors::{Failure, Outcome},
     output::{self, counted, line},
+    wiring::Store,
 };
 
+/// Rows in one look.
+const PAGE: usize = 1_000;
+
+/// The log of a store that is one. A queue has no consumers to ask for.
+fn log_of<'a>(store: &'a Store, of: &ConsumerArg) -> Outcome<Option<&'a dyn LogAdmin>> {
+    if store.is_log() {
+        return Ok(Some(store.log_admin()?));
+    }
+    match &of.consumer {
+        Some(_) => Err(Failure::usage("--consumer is for a log, and this outbox is a queue: leave it out")),
+        None => Ok(None),
+    }
+}
+
 pub(crate) async fn list(args: &DeadListArgs) -> Outcome {
+    let store = open(&args.database).await?;
+    if let Some(log) = log_of(&store, &args.of)? {
+        if args.page.newest {
+            return Err(Failure::usage("--newest is for a queue; a log lists by seq: page with --after SEQ"));
+        }
+        let wanted = ParkedFilter {
+            dead_only: true,
+            after_seq: args.page.after,
+            limit: args.page.limit as usize,
+            ..parked_filter(args.of.consumer.as_ref(), &args.filter)
+        };
+        return print_parked(&log.parked(&wanted).await?, args.output.json, "no dead letters");
+    }
     let mut wanted = filter(&args.filter);
     wanted.states = vec![State::Dead, State::Unknown];
     page(&mut wanted, &args.page);
-    let rows = open(&args.database).await?.admin().list(&wanted).await?;
+    let rows = store.admin().list(&wanted).await?;
     print_rows(&rows, args.output.json, "no dead letters")
+}
+
+pub(crate) async fn show(args: &DeadShowArgs) -> Outcome {
+    let (id, json) = (&args.show.id, args.show.output.json);
+    let store = open(&args.show.database).await?;
+    let Some(log) = log_of(&store, &args.of)? else { return events::show_one(&store, id, json).await };
+    let found = find(log, id, args.of.consumer.as_deref()).await?;
+    let one = match &found[..] {
+        [] => return Err(Failure::failed(format!("no event `{id}` is parked; give an id or a seq"))),
+        [one] => one,
+        several => {
+            let names: Vec<&str> = several.iter().map(|parked| parked.consumer.as_str()).collect();
+            return Err(Failure::failed(format!(
+                "event `{id}` is parked for {}: say which with --consumer NAME",
+                names.join(", ")
+            )));
+        }
+    };
+    match log.show_parked(&one.consumer, one.row.seq).await? {
+        Some(detail) => show_detail(detail, Some(&one.consumer), json),
+        None => Err(Failure::failed(format!("event `{id}` is no longer parked"))),
+    }
+}
+
+/// Parked events with this seq or this id, of one consumer or of all.
+async fn find(log: &dyn LogAdmin, id: &str, consumer: Option<&str>) -> Outcome<Vec<Parked>> {
+    let of = consumer.map(str::to_owned);
+    if let Ok(seq) = id.parse() {
+        let wanted = ParkedFilter { consumer: of.clone(), seqs: vec![seq], ..ParkedFilter::default() };
+        let found = log.parked(&wanted).await?;
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    let consumers = match of {
+        Some(name) => vec![name],
+        None => log.consumers().await?.into_iter().map(|one| one.name).collect(),
+    };
+    let mut found = Vec::new();
+    for consumer in consumers {
+        // Of one consumer at a time, for whom a seq is unique: a page never ends in the middle of one.
+        let mut wanted = ParkedFilter { consumer: Some(consumer), limit: PAGE, ..ParkedFilter::default() };
+        loop {
+            let rows = log.parked(&wanted).await?;
+            wanted.after_seq = rows.last().map(|parked| parked.row.seq);
+            let last = rows.len() < PAGE;
+            found.extend(rows.into_iter().filter(|parked| parked.row.id == id));
+            if last {
+                break;
+            }
+        }
+    }
+    Ok(found)
 }
 
 pub(crate) async fn retry(args: &BulkRetryArgs) -> Outcome {
     let store = open(&args.database).await?;
     if !args.all {
-        return act(&store, &args.ids, Act::Retry, args.output.json).await;
+        return one_by_one(&store, &args.of, &args.ids, Act::Retry, args.output.json).await;
     }
-    let retried = store.admin().retry_dead(&filter(&args.filter)).await?;
+    let retried = match log_of(&store, &args.of)? {
+        Some(log) => log.retry_parked(&parked_filter(args.of.consumer.as_ref(), &args.filter)).await?,
+        None => store.admin().retry_dead(&filter(&args.filter)).await?,
+    };
     if args.output.json {
         return output::json(&json!({"retried": retried}));
     }
@@ -36,11 +124,40 @@ pub(crate) async fn retry(args: &BulkRetryArgs) -> Outcome {
 pub(crate) async fn discard(args: &BulkDiscardArgs) -> Outcome {
     let store = open(&args.database).await?;
     if !args.all {
-        return act(&store, &args.ids, Act::Discard, args.output.json).await;
+        return one_by_one(&store, &args.of, &args.ids, Act::Discard, args.output.json).await;
     }
-    let discarded = store.admin().discard_dead(&filter(&args.filter)).await?;
+    let discarded = match log_of(&store, &args.of)? {
+        Some(log) => log.discard_parked(&parked_filter(args.of.consumer.as_ref(), &args.filter)).await?,
+        None => store.admin().discard_dead(&filter(&args.filter)).await?,
+    };
     if args.output.json {
         return output::json(&json!({"discarded": discarded}));
     }
     line(format!("{} discarded", counted(discarded, "dead letter")))
+}
+
+async fn one_by_one(store: &Store, of: &ConsumerArg, ids: &[String], what: Act, json: bool) -> Outcome {
+    let (Some(log), Some(consumer)) = (log_of(store, of)?, &of.consumer) else {
+        return act(store, ids, what, json).await;
+    };
+    let mut acting = Acting::new(what, json);
+    for id in ids {
+        let seqs: Vec<i64> =
+            find(log, id, Some(consumer)).await?.iter().map(|parked| parked.row.seq).collect();
+        // Without a seq the filter would mean all of them.
+        let touched = if seqs.is_empty() {
+            0
+        } else {
+            let wanted = ParkedFilter { consumer: Some(consumer.clone()), seqs, ..ParkedFilter::default() };
+            match what {
+                Act::Retry => log.retry_parked(&wanted).await?,
+                Act::Discard => log.discard_parked(&wanted).await?,
+            }
+        };
+        acting.note(
+            id,
+            if touched > 0 { airtight::admin::Acted::Yes } else { airtight::admin::Acted::NotFound },
+        )?;
+    }
+    acting.finish()
 }

@@ -42,10 +42,6 @@ pub(super) fn print_rows(rows: &[Row], json: bool, none: &str) -> Outcome {
     let mut table =
         Table::new(&["seq", "id", "stream", "type", "key", "state", "attempts", "created", "error"]);
     for row in rows {
-        let error = match (&row.error_code, &row.error_message) {
-            (Some(code), Some(message)) => format!("{code}: {message}"),
-            (code, message) => code.clone().or_else(|| message.clone()).unwrap_or_else(|| "-".into()),
-        };
         table.row(vec![
             row.seq.to_string(),
             row.id.clone(),
@@ -55,19 +51,39 @@ pub(super) fn print_rows(rows: &[Row], json: bool, none: &str) -> Outcome {
             if row.held { format!("{} (held)", row.state) } else { row.state.clone() },
             row.attempts.to_string(),
             time(row.created_at),
-            short(&error, 60),
+            short(&error_text(row), 60),
         ]);
     }
     table.print()
 }
 
+/// The last error, for a list.
+pub(super) fn error_text(row: &Row) -> String {
+    match (&row.error_code, &row.error_message) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (code, message) => code.clone().or_else(|| message.clone()).unwrap_or_else(|| "-".into()),
+    }
+}
+
 pub(crate) async fn show(args: &ShowArgs) -> Outcome {
-    let detail = open(&args.database).await?.admin().show(&args.id).await?;
-    let Some(Detail { row, event }) = detail else {
-        return Err(Failure::failed(format!("there is no event `{}`; give an id or a seq", args.id)));
-    };
-    if args.output.json {
-        return show_json(&row, event.as_ref());
+    show_one(&open(&args.database).await?, &args.id, args.output.json).await
+}
+
+pub(super) async fn show_one(store: &Store, id: &str, json: bool) -> Outcome {
+    match store.admin().show(id).await? {
+        Some(detail) => show_detail(detail, None, json),
+        None => Err(Failure::failed(format!("there is no event `{id}`; give an id or a seq"))),
+    }
+}
+
+/// An event in full; with the consumer that has parked it.
+pub(super) fn show_detail(detail: Detail, consumer: Option<&str>, json: bool) -> Outcome {
+    let Detail { row, event } = detail;
+    if json {
+        return show_json(&row, consumer, event.as_ref());
+    }
+    if let Some(consumer) = consumer {
+        line(format!("{:<12}{}", "consumer", printable(consumer)))?;
     }
     let fields: [(&str, String); 12] = [
         ("id", row.id),
@@ -110,9 +126,11 @@ fn show_event(event: &Event) -> Outcome {
     }
 }
 
-fn show_json(row: &Row, event: Result<&Event, &String>) -> Outcome {
+fn show_json(row: &Row, consumer: Option<&str>, event: Result<&Event, &String>) -> Outcome {
     #[derive(Serialize)]
     struct Shown<'a> {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        consumer: Option<&'a str>,
         #[serde(flatten)]
         row: &'a Row,
         event: Option<Box<RawValue>>,
@@ -126,7 +144,7 @@ fn show_json(row: &Row, event: Result<&Event, &String>) -> Outcome {
         }
         Err(message) => (None, Some(message.as_str())),
     };
-    output::json(&Shown { row, event, problem })
+    output::json(&Shown { consumer, row, event, problem })
 }
 
 pub(crate) async fn retry(args: &IdsArgs) -> Outcome {
@@ -146,40 +164,62 @@ pub(super) enum Act {
 
 /// Does it for each id and says what became of it; fails if any refused.
 pub(super) async fn act(store: &Store, ids: &[String], act: Act, json: bool) -> Outcome {
-    #[derive(Serialize)]
-    struct Result<'a> {
-        id: &'a str,
-        result: &'static str,
-        state: Option<&'static str>,
-    }
-    let mut results = Vec::with_capacity(ids.len());
+    let mut acting = Acting::new(act, json);
     for id in ids {
         let acted = match act {
             Act::Retry => store.admin().retry(id).await?,
             Act::Discard => store.admin().discard(id).await?,
         };
+        acting.note(id, acted)?;
+    }
+    acting.finish()
+}
+
+/// What became of each, told as it happens or, as JSON, at the end.
+pub(super) struct Acting<'a> {
+    act: Act,
+    json: bool,
+    results: Vec<ActedOn<'a>>,
+}
+
+#[derive(Serialize)]
+struct ActedOn<'a> {
+    id: &'a str,
+    result: &'static str,
+    state: Option<&'static str>,
+}
+
+impl<'a> Acting<'a> {
+    pub(super) fn new(act: Act, json: bool) -> Self {
+        Self { act, json, results: Vec::new() }
+    }
+
+    pub(super) fn note(&mut self, id: &'a str, acted: Acted) -> Outcome {
         let (result, state) = match acted {
             Acted::Yes => ("ok", None),
             Acted::NotFound => ("not_found", None),
             Acted::Refused(state) => ("refused", Some(state.as_str())),
         };
-        if !json {
-            let done = match act {
-                Act::Retry => "due now",
-                Act::Discard => "discarded",
-            };
-            match acted {
-                Acted::Yes => line(format!("{id}: {done}"))?,
-                Acted::NotFound => eprintln!("error: {id}: there is no such event"),
-                Acted::Refused(state) => eprintln!("error: {id}: refused, it is {}", state.as_str()),
-            }
+        self.results.push(ActedOn { id, result, state });
+        if self.json {
+            return Ok(());
         }
-        results.push(Result { id, result, state });
+        match (acted, self.act) {
+            (Acted::Yes, Act::Retry) => line(format!("{id}: due now"))?,
+            (Acted::Yes, Act::Discard) => line(format!("{id}: discarded"))?,
+            (Acted::NotFound, _) => eprintln!("error: {id}: there is no such event"),
+            (Acted::Refused(state), _) => eprintln!("error: {id}: refused, it is {}", state.as_str()),
+        }
+        Ok(())
     }
-    if json {
-        output::json(&results)?;
+
+    /// Fails if any refused.
+    pub(super) fn finish(self) -> Outcome {
+        if self.json {
+            output::json(&self.results)?;
+        }
+        if self.results.iter().all(|one| one.result == "ok") { Ok(()) } else { Err(Failure::Reported) }
     }
-    if results.iter().all(|one| one.result == "ok") { Ok(()) } else { Err(Failure::Reported) }
 }
 
 pub(crate) async fn blocked(args: &BlockedArgs) -> Outcome {

@@ -1,19 +1,35 @@
 //! `airtight migrate`.
 
+use airtight::table::Shape;
 use serde_json::json;
 
-use crate::{args::MigrateArgs, errors::Outcome, output, wiring::Target};
+use crate::{
+    args::{MigrateArgs, ShapeArg},
+    errors::Outcome,
+    output::{self, counted},
+    wiring::Target,
+};
 
 pub(crate) async fn run(args: &MigrateArgs) -> Outcome {
     let mut target = Target::from_args(&args.database)?;
     if args.notify || args.no_notify {
         target.set_notify(args.notify)?;
     }
+    match args.shape {
+        Some(ShapeArg::Queue) => target.set_shape(Shape::Queue)?,
+        Some(ShapeArg::Log) => target.set_shape(Shape::Log)?,
+        None => {}
+    }
     if args.print {
-        let sql = target.migration_sql();
+        let sql = target.migration_sql()?;
         return output::line(sql.trim_end());
     }
-    let steps = target.create().await?.admin().migrate().await?;
+    let store = target.create().await?;
+    let mut steps = store.admin().migrate().await?;
+    match store.make_partitions().await? {
+        0 => {}
+        made => steps.push(format!("made {} ahead", counted(made, "partition"))),
+    }
     if args.output.json {
         return output::json(&json!({"database": target.url.to_string(), "steps": steps}));
     }

@@ -1,7 +1,9 @@
-//! One file a command. Each opens the store, asks it through [`airtight::admin::Admin`], and prints.
+//! One file a command. Each opens the store, asks it through [`airtight::admin::Admin`] (a log's
+//! consumers through [`airtight::log::LogAdmin`]), and prints.
 
 pub(crate) mod check;
 pub(crate) mod completions;
+pub(crate) mod consumers;
 pub(crate) mod dead;
 pub(crate) mod events;
 pub(crate) mod migrate;
@@ -25,6 +27,13 @@ use crate::{
 /// Opens the store that a command's arguments name; its tables should exist.
 async fn open(args: &DatabaseArgs) -> Outcome<Store> {
     Ok(Target::from_args(args)?.open().await?)
+}
+
+/// The same for what only a log can answer.
+async fn open_log(args: &DatabaseArgs) -> Outcome<Store> {
+    let mut target = Target::from_args(args)?;
+    target.expect_log();
+    Ok(target.open().await?)
 }
 
 /// The filter of a command's arguments.

@@ -1,6 +1,8 @@
 //! `airtight status`.
 
-use super::open;
+use airtight::admin::Status;
+
+use super::{consumers, open};
 use crate::{
     args::StatusArgs,
     errors::Outcome,
@@ -8,67 +10,75 @@ use crate::{
 };
 
 pub(crate) async fn run(args: &StatusArgs) -> Outcome {
-    let status = open(&args.database).await?.admin().status().await?;
+    let store = open(&args.database).await?;
+    let status = store.admin().status().await?;
     if args.output.json {
         return output::json(&status);
     }
-    line(format!("outbox {}", status.outbox))?;
+    line(format!("outbox {}{}", status.outbox, if store.is_log() { ", a log" } else { "" }))?;
     line("")?;
-    if status.streams.is_empty() {
-        line("no events")?;
+    if store.is_log() {
+        consumers::print_all(&status.consumers)?;
     } else {
-        let mut table = Table::new(&[
-            "stream",
-            "pending",
-            "retrying",
-            "processing",
-            "done",
-            "dead",
-            "unknown",
-            "oldest waiting",
-        ]);
-        for stream in &status.streams {
-            let counts = [
-                stream.pending,
-                stream.retrying,
-                stream.processing,
-                stream.done,
-                stream.dead,
-                stream.unknown,
-            ];
-            let mut cells = vec![stream.stream.clone()];
-            cells.extend(counts.iter().map(u64::to_string));
-            cells.push(stream.oldest_pending_seconds.map_or_else(|| "-".into(), age));
-            table.row(cells);
-        }
-        table.print()?;
+        print_streams(&status)?;
     }
     line("")?;
-    if status.relays.is_empty() {
-        line("no relay is running; start one with `airtight run`")?;
-    } else {
-        let mut table = Table::new(&["relay", "host", "streams", "order", "partitions", "lease"]);
-        for relay in &status.relays {
-            let streams = if relay.streams.is_empty() { "all".into() } else { relay.streams.join(", ") };
-            table.row(vec![
-                relay.id.clone(),
-                relay.host.clone(),
-                streams,
-                relay.order.clone(),
-                relay.partitions.to_string(),
-                age(relay.lease_seconds),
-            ]);
-        }
-        table.print()?;
-    }
+    print_relays(&status, store.is_log())?;
     if status.blocked_keys > 0 {
         line("")?;
         let keys = counted(status.blocked_keys, "key");
         line(format!("{keys} waiting behind a failed or dead event; see `airtight events blocked`"))?;
     }
-    let dead: u64 = status.streams.iter().map(|stream| stream.dead + stream.unknown).sum();
+    let of_streams: u64 = status.streams.iter().map(|stream| stream.dead + stream.unknown).sum();
+    let of_consumers: u64 = status.consumers.iter().map(|one| one.dead + one.unknown).sum();
+    let dead = of_streams + of_consumers;
     if dead > 0 {
         line(format!("{} to decide on; see `airtight dead list`", counted(dead, "dead letter")))?;
     }
     Ok(())
+}
+
+fn print_streams(status: &Status) -> Outcome {
+    if status.streams.is_empty() {
+        return line("no events");
+    }
+    let mut table = Table::new(&[
+        "stream",
+        "pending",
+        "retrying",
+        "processing",
+        "done",
+        "dead",
+        "unknown",
+        "oldest waiting",
+    ]);
+    for stream in &status.streams {
+        let counts =
+            [stream.pending, stream.retrying, stream.processing, stream.done, stream.dead, stream.unknown];
+        let mut cells = vec![stream.stream.clone()];
+        cells.extend(counts.iter().map(u64::to_string));
+        cells.push(stream.oldest_pending_seconds.map_or_else(|| "-".into(), age));
+        table.row(cells);
+    }
+    table.print()
+}
+
+fn print_relays(status: &Status, is_log: bool) -> Outcome {
+    if status.relays.is_empty() {
+        let how = if is_log { " --read log --consumer NAME" } else { "" };
+        return line(format!("no relay is running; start one with `airtight run{how}`"));
+    }
+    let mut table = Table::new(&["relay", "host", "streams", "order", "partitions", "lease"]);
+    for relay in &status.relays {
+        let streams = if relay.streams.is_empty() { "all".into() } else { relay.streams.join(", ") };
+        table.row(vec![
+            relay.id.clone(),
+            relay.host.clone(),
+            streams,
+            relay.order.clone(),
+            relay.partitions.to_string(),
+            age(relay.lease_seconds),
+        ]);
+    }
+    table.print()
 }

@@ -8,19 +8,23 @@
 //! | `units` | durations and sizes |
 //! | `urls` | addresses of databases and sinks |
 //! | `table` | `[table]`, the mapping of a foreign table |
+//! | `pipeline` | `[pipelines.NAME]`: how an outbox is read, and the policies |
+//! | `retention` | `[retention]` |
 //! | `validate` | what no single value can show: pipelines that overlap |
 
 mod env;
 mod file;
+mod pipeline;
+mod retention;
 pub(crate) mod suggest;
 mod table;
 pub(crate) mod units;
 pub(crate) mod urls;
 mod validate;
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
-use airtight::{Backoff, Order, Policy, queue::QueueOptions, table::TableSpec};
+use airtight::table::{Shape, TableSpec};
 
 use self::{
     file::{Document, Result, Section, Value},
@@ -28,10 +32,11 @@ use self::{
 };
 use crate::errors::{Failure, Outcome};
 
-pub(crate) use self::validate::check_overlap;
-
-/// How long done events are kept unless told otherwise.
-pub(crate) const KEEP_DONE: Duration = Duration::from_secs(7 * 24 * 3_600);
+pub(crate) use self::{
+    pipeline::{Common, Pipeline, ReadWord, Reading, read_source, set_batch},
+    retention::{Retention, parse as parse_keep},
+    validate::check_overlap,
+};
 
 /// A whole config.
 #[derive(Debug, Clone)]
@@ -40,8 +45,8 @@ pub(crate) struct Config {
     pub(crate) url: Option<DatabaseUrl>,
     pub(crate) database: Database,
     pub(crate) pipelines: Vec<Pipeline>,
-    /// How long done events are kept while a relay runs; none for ever.
-    pub(crate) keep_done: Option<Duration>,
+    /// What is removed while a relay runs, and when.
+    pub(crate) retention: Retention,
 }
 
 /// How to use the database.
@@ -49,6 +54,8 @@ pub(crate) struct Config {
 pub(crate) struct Database {
     pub(crate) schema: Option<String>,
     pub(crate) table: Option<String>,
+    /// What airtight's own outbox is made for; none to leave it as it is.
+    pub(crate) shape: Option<Shape>,
     pub(crate) spec: Option<TableSpec>,
     pub(crate) max_connections: Option<u32>,
     /// Whether the outbox wakes relays up; a trigger that `migrate` adds.
@@ -56,15 +63,6 @@ pub(crate) struct Database {
     pub(crate) listen: Option<bool>,
     pub(crate) listen_url: Option<Secret>,
     pub(crate) prepared_statements: Option<bool>,
-}
-
-/// One source, one sink and the policies between them.
-#[derive(Debug, Clone)]
-pub(crate) struct Pipeline {
-    pub(crate) name: String,
-    pub(crate) queue: QueueOptions,
-    pub(crate) policy: Policy,
-    pub(crate) sink: SinkTarget,
 }
 
 impl Config {
@@ -84,25 +82,41 @@ impl Config {
 
         let (url, mut database) =
             root.get("database").map(|value| read_database(&value)).transpose()?.unwrap_or_default();
+        let mut retention = Retention::default();
         if let Some(value) = root.get("table") {
             if database.table.is_some() {
                 return Err(value.error(
                     "`database.table` names airtight's own table and [table] maps another: keep one of them",
                 ));
             }
-            database.spec = Some(table::read(&value)?);
+            if database.shape.is_some() {
+                return Err(value.error(
+                    "`database.shape` is about airtight's own table and [table] maps another: keep one of them",
+                ));
+            }
+            let mapped = table::read(&value)?;
+            retention = if mapped.is_relay_log { Retention::relay_log() } else { Retention::foreign() };
+            database.spec = Some(mapped.spec);
         }
         let pipelines = match root.get("pipelines") {
-            Some(value) => read_pipelines(&value)?,
+            Some(value) => pipeline::read_all(&value, database.default_read())?,
             None => Vec::new(),
         };
-        // Deleting rows of a table that is not airtight's own is for its owner to ask for.
-        let default_keep = if database.spec.is_some() { None } else { Some(KEEP_DONE) };
-        let keep_done = match root.get("retention") {
-            Some(value) => read_retention(&value, default_keep)?,
-            None => default_keep,
+        if let Some(value) = root.get("retention") {
+            retention.read(&value)?;
+        }
+        Ok(Self { url, database, pipelines, retention })
+    }
+}
+
+impl Database {
+    /// How it is read unless told: a table without a status can only be followed.
+    fn default_read(&self) -> ReadWord {
+        let is_log = match &self.spec {
+            Some(spec) => spec.status.is_none(),
+            None => self.shape == Some(Shape::Log),
         };
-        Ok(Self { url, database, pipelines, keep_done })
+        if is_log { ReadWord::Log } else { ReadWord::Queue }
     }
 }
 
@@ -111,6 +125,7 @@ fn read_database(value: &Value<'_>) -> Result<(Option<DatabaseUrl>, Database)> {
         "url",
         "schema",
         "table",
+        "shape",
         "max_connections",
         "notify",
         "listen",
@@ -122,6 +137,10 @@ fn read_database(value: &Value<'_>) -> Result<(Option<DatabaseUrl>, Database)> {
     let database = Database {
         schema: name("schema")?,
         table: name("table")?,
+        shape: section
+            .get("shape")
+            .map(|value| value.word(&[("queue", Shape::Queue), ("log", Shape::Log)]))
+            .transpose()?,
         spec: None,
         max_connections: section.number("max_connections", 1)?,
         notify: section.boolean("notify")?,
@@ -130,116 +149,6 @@ fn read_database(value: &Value<'_>) -> Result<(Option<DatabaseUrl>, Database)> {
         prepared_statements: section.boolean("prepared_statements")?,
     };
     Ok((url, database))
-}
-
-fn read_pipelines(value: &Value<'_>) -> Result<Vec<Pipeline>> {
-    let mut pipelines: Vec<Pipeline> = Vec::new();
-    for (name, value) in value.names()?.entries() {
-        let pipeline = read_pipeline(name, &value)?;
-        for other in &pipelines {
-            check_overlap(other, &pipeline).map_err(|message| value.error(message))?;
-        }
-        pipelines.push(pipeline);
-    }
-    Ok(pipelines)
-}
-
-fn read_pipeline(name: String, value: &Value<'_>) -> Result<Pipeline> {
-    let section = value.section(&[
-        "read",
-        "streams",
-        "order",
-        "on_dead",
-        "lease",
-        "batch",
-        "max_attempts",
-        "poll",
-        "partitions",
-        "max_payload",
-        "in_flight_events",
-        "in_flight_bytes",
-        "backoff",
-        "circuit",
-        "grace",
-        "to",
-    ])?;
-    let mut queue = QueueOptions::default();
-    let mut policy = Policy::default();
-
-    if let Some(value) = section.get("read") {
-        read_source(&value.text()?).map_err(|message| value.error(message))?;
-    }
-    if let Some(value) = section.get("streams") {
-        queue.streams = value.list()?.iter().map(Value::name).collect::<Result<_>>()?;
-        if queue.streams.is_empty() {
-            return Err(value.error("is empty; leave the key out to read all streams"));
-        }
-    }
-    if let Some(value) = section.get("order") {
-        let words = [("key", Order::Key), ("none", Order::None), ("total", Order::Total)];
-        queue.order = value.word(&words)?;
-        policy.order = queue.order;
-    }
-    if let Some(value) = section.get("on_dead") {
-        queue.block_on_dead = value.word(&[("continue", false), ("block", true)])?;
-        policy.block_on_dead = queue.block_on_dead;
-    }
-    if let Some(value) = section.get("lease") {
-        queue.lease = value.duration()?;
-        check_lease(queue.lease).map_err(|message| value.error(message))?;
-    }
-    if let Some(batch) = section.number("batch", 1)? {
-        set_batch(&mut policy, batch);
-    }
-    if let Some(attempts) = section.number("max_attempts", 1)? {
-        policy.max_attempts = attempts;
-    }
-    if let Some(value) = section.get("poll") {
-        policy.poll = value.duration()?;
-        check_poll(policy.poll).map_err(|message| value.error(message))?;
-    }
-    if let Some(partitions) = section.number("partitions", 1)? {
-        queue.partitions = partitions;
-    }
-    if let Some(value) = section.get("max_payload") {
-        queue.max_payload = value.size()?;
-    }
-    if let Some(events) = section.number("in_flight_events", 1)? {
-        policy.in_flight_events = events;
-    }
-    if let Some(value) = section.get("in_flight_bytes") {
-        policy.in_flight_bytes = value.size()?;
-    }
-    if let Some(value) = section.get("backoff") {
-        policy.backoff = read_backoff(&value, policy.backoff)?;
-    }
-    if let Some(value) = section.get("circuit") {
-        policy.circuit = read_backoff(&value, policy.circuit)?;
-    }
-    if let Some(grace) = section.duration("grace")? {
-        policy.grace = grace;
-    }
-    let sink = read_sink(&section.require("to")?)?;
-    Ok(Pipeline { name, queue, policy, sink })
-}
-
-fn read_backoff(value: &Value<'_>, default: Backoff) -> Result<Backoff> {
-    let section = value.section(&["base", "multiplier", "cap", "jitter"])?;
-    let in_range = |key: &str, low: f64, high: f64| -> Result<Option<f64>> {
-        let Some(value) = section.get(key) else { return Ok(None) };
-        let number = value.float()?;
-        if (low..=high).contains(&number) {
-            Ok(Some(number))
-        } else {
-            Err(value.error(format!("must be from {low} to {high}, found {number}")))
-        }
-    };
-    Ok(Backoff {
-        base: section.duration("base")?.unwrap_or(default.base),
-        multiplier: in_range("multiplier", 1.0, 1_000.0)?.unwrap_or(default.multiplier),
-        cap: section.duration("cap")?.unwrap_or(default.cap),
-        jitter: in_range("jitter", 0.0, 1.0)?.unwrap_or(default.jitter),
-    })
 }
 
 /// `to = "URL"`, or a table with more about it.
@@ -278,45 +187,8 @@ fn read_sink(value: &Value<'_>) -> Result<SinkTarget> {
     }))
 }
 
-fn read_retention(value: &Value<'_>, default: Option<Duration>) -> Result<Option<Duration>> {
-    let section = value.section(&["done"])?;
-    match section.get("done") {
-        Some(value) if value.is_text() && value.text()? == "forever" => Ok(None),
-        Some(value) => value.duration().map(Some),
-        None => Ok(default),
-    }
-}
-
 fn parsed<T>(value: &Value<'_>, parse: impl Fn(&str) -> std::result::Result<T, String>) -> Result<T> {
     parse(&value.text()?).map_err(|message| value.error(message))
-}
-
-/// The ways to read an outbox that this version knows: one.
-pub(crate) fn read_source(word: &str) -> std::result::Result<(), String> {
-    match word {
-        "queue" => Ok(()),
-        "log" | "cdc" => Err(format!("`{word}` is not in this version; write `queue`")),
-        _ => Err(format!("unknown word `{word}`; allowed is `queue`")),
-    }
-}
-
-/// A lease is renewed four times in its length, and network hiccups must not lose it.
-pub(crate) fn check_lease(lease: Duration) -> std::result::Result<(), String> {
-    if (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&lease) {
-        Ok(())
-    } else {
-        Err("a lease lasts from 1s to 1d".into())
-    }
-}
-
-pub(crate) fn check_poll(poll: Duration) -> std::result::Result<(), String> {
-    if poll >= Duration::from_millis(10) { Ok(()) } else { Err("must be at least 10ms".into()) }
-}
-
-/// A batch larger than what may be in memory could never be fetched whole.
-pub(crate) fn set_batch(policy: &mut Policy, batch: usize) {
-    policy.batch_events = batch;
-    policy.in_flight_events = policy.in_flight_events.max(batch.saturating_mul(2));
 }
 
 #[cfg(test)]

@@ -10,8 +10,15 @@
 //! count = { retries = "retry_count" }
 //! status = { column = "status", new = "PENDING", done = "PUBLISHED", dead = "DEAD_LETTER" }
 //! ```
+//!
+//! or the name of a preset: `preset = "relay-log"`.
 
-use airtight::table::{Condition, Count, Field, LogSpec, PayloadKind, Role, StatusSpec, TableSpec, Test};
+use airtight::{
+    inbox::DedupeKey,
+    table::{
+        Condition, Count, Field, LogSpec, Lookup, OffsetTable, PayloadKind, Role, StatusSpec, TableSpec, Test,
+    },
+};
 
 use super::file::{Result, Section, Value};
 
@@ -38,7 +45,8 @@ const OPTIONAL: [&str; 19] = [
     "phase",
 ];
 
-const REST: [&str; 14] = [
+const REST: [&str; 19] = [
+    "preset",
     "schema",
     "name",
     "identity",
@@ -53,11 +61,37 @@ const REST: [&str; 14] = [
     "status",
     "count",
     "zone",
+    "lookup",
+    "offsets",
+    "channel",
+    "dedupe",
 ];
 
-pub(super) fn read(value: &Value<'_>) -> Result<TableSpec> {
+/// A table and, where it has one, its preset.
+pub(super) struct Mapped {
+    pub(super) spec: TableSpec,
+    pub(super) is_relay_log: bool,
+}
+
+pub(super) fn read(value: &Value<'_>) -> Result<Mapped> {
     let known: Vec<&str> = REST.into_iter().chain(OPTIONAL).collect();
     let table = value.section(&known)?;
+    match table.get("preset") {
+        Some(preset) => {
+            let spec = preset.word(&[("relay-log", TableSpec::relay_log as fn() -> TableSpec)])?();
+            if let Some((key, value)) = table.entries().into_iter().find(|(key, _)| key != "preset") {
+                return Err(
+                    value.error(format!("the preset says it all; leave out either `{key}` or `preset`"))
+                );
+            }
+            Ok(Mapped { spec, is_relay_log: true })
+        }
+        None => Ok(Mapped { spec: read_columns(&table)?, is_relay_log: false }),
+    }
+}
+
+fn read_columns(table: &Section<'_>) -> Result<TableSpec> {
+    let log = log(table)?;
     let column = |key: &str| table.get(key).map(|value| value.name()).transpose();
     let id = table.require("id")?.name()?;
     Ok(TableSpec {
@@ -67,19 +101,24 @@ pub(super) fn read(value: &Value<'_>) -> Result<TableSpec> {
         id,
         seq: column("seq")?,
         created_at: column("created_at")?,
-        stream: field(&table, "stream")?,
-        event_type: field(&table, "event_type")?,
-        aggregate_type: field(&table, "aggregate_type")?,
-        aggregate_id: field(&table, "aggregate_id")?,
+        stream: field(table, "stream")?,
+        event_type: field(table, "event_type")?,
+        aggregate_type: field(table, "aggregate_type")?,
+        aggregate_id: field(table, "aggregate_id")?,
         op: column("op")?,
-        payload: table.require("payload")?.name()?,
-        payload_kind: payload_kind(&table)?,
+        // What is looked up may be the whole row.
+        payload: match (column("payload")?, &log.lookup) {
+            (Some(payload), _) => payload,
+            (None, Some(_)) => String::new(),
+            (None, None) => table.require("payload")?.name()?,
+        },
+        payload_kind: payload_kind(table)?,
         payload_bytes: column("payload_bytes")?,
         headers: column("headers")?,
         occurred_at: column("occurred_at")?,
         schema_version: column("schema_version")?,
         max_attempts: column("max_attempts")?,
-        extra: extra(&table)?,
+        extra: extra(table)?,
         status: table.get("status").map(|value| status(&value)).transpose()?,
         count: table.get("count").map(|value| count(&value)).transpose()?,
         next_retry_at: column("next_retry_at")?,
@@ -94,7 +133,7 @@ pub(super) fn read(value: &Value<'_>) -> Result<TableSpec> {
         partition: column("partition")?,
         phase: column("phase")?,
         zone: column("zone")?.unwrap_or_else(|| "UTC".into()),
-        log: LogSpec::default(),
+        log,
     })
 }
 
@@ -103,7 +142,61 @@ fn field(table: &Section<'_>, key: &str) -> Result<Field> {
     if value.is_text() {
         return Ok(Field::Column(value.name()?));
     }
-    Ok(Field::Constant(value.section(&["constant"])?.require("constant")?.name()?))
+    let section = value.section(&["constant", "first_of"])?;
+    match (section.get("constant"), section.get("first_of")) {
+        (Some(constant), None) => Ok(Field::Constant(constant.name()?)),
+        (None, Some(columns)) => {
+            let names: Vec<String> = columns.list()?.iter().map(Value::name).collect::<Result<_>>()?;
+            if names.is_empty() {
+                return Err(columns.error("is empty; name the columns, the first that is not NULL wins"));
+            }
+            Ok(Field::FirstOf(names))
+        }
+        _ => Err(value.error("give either `constant` or `first_of`, or the name of a column")),
+    }
+}
+
+/// What only a table that is followed as a log has.
+fn log(table: &Section<'_>) -> Result<LogSpec> {
+    Ok(LogSpec {
+        lookup: table.get("lookup").map(|value| lookup(&value)).transpose()?,
+        offsets: table.get("offsets").map(|value| offsets(&value)).transpose()?,
+        channel: table.get("channel").map(|value| value.name()).transpose()?,
+        dedupe: table.get("dedupe").map(|value| dedupe(&value)).transpose()?.unwrap_or_default(),
+    })
+}
+
+fn lookup(value: &Value<'_>) -> Result<Lookup> {
+    let section = value.section(&["schema", "table", "key", "by"])?;
+    let key = section.require("key")?.name()?;
+    Ok(Lookup {
+        schema: section.get("schema").map(|value| value.name()).transpose()?,
+        table: section.require("table")?.name()?,
+        by: section.get("by").map(|value| value.name()).transpose()?.unwrap_or_else(|| key.clone()),
+        key,
+    })
+}
+
+fn offsets(value: &Value<'_>) -> Result<OffsetTable> {
+    let section = value.section(&["schema", "table", "consumer", "last_seq", "updated_at"])?;
+    let optional = |key: &str| section.get(key).map(|value| value.name()).transpose();
+    Ok(OffsetTable {
+        schema: optional("schema")?,
+        table: section.require("table")?.name()?,
+        consumer: section.require("consumer")?.name()?,
+        last_seq: section.require("last_seq")?.name()?,
+        updated_at: optional("updated_at")?,
+    })
+}
+
+/// `"event_id"`, `"event_id_and_op"`, or `{ aggregate_version = "HEADER OR COLUMN" }`.
+fn dedupe(value: &Value<'_>) -> Result<DedupeKey> {
+    if value.is_text() {
+        let and_op = value.word(&[("event_id", false), ("event_id_and_op", true)])?;
+        return Ok(if and_op { DedupeKey::EventIdAndOp } else { DedupeKey::EventId });
+    }
+    let section = value.section(&["aggregate_version"])?;
+    Ok(DedupeKey::AggregateVersion(section.require("aggregate_version")?.name()?))
 }
 
 fn payload_kind(table: &Section<'_>) -> Result<PayloadKind> {

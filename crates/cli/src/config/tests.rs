@@ -1,5 +1,14 @@
+use std::time::Duration;
+
+use airtight::{
+    Order, Policy,
+    inbox::DedupeKey,
+    log::{LogOptions, OnFailure, Start},
+    queue::QueueOptions,
+    table::{Count, Field},
+};
+
 use super::*;
-use airtight::table::{Count, Field};
 
 fn parse(text: &str) -> std::result::Result<Config, String> {
     let env = |name: &str| match name {
@@ -8,6 +17,20 @@ fn parse(text: &str) -> std::result::Result<Config, String> {
         _ => None,
     };
     Config::parse("airtight.toml", text, &env).map_err(|error| error.to_string())
+}
+
+fn queue(pipeline: &Pipeline) -> &QueueOptions {
+    let Reading::Queue(queue) = &pipeline.read else { panic!("{pipeline:?}") };
+    queue
+}
+
+fn log(pipeline: &Pipeline) -> &LogOptions {
+    let Reading::Log(log) = &pipeline.read else { panic!("{pipeline:?}") };
+    log
+}
+
+const fn days(days: u64) -> Option<Duration> {
+    Some(Duration::from_secs(days * 86_400))
 }
 
 fn error(text: &str) -> String {
@@ -48,11 +71,11 @@ fn a_full_config() {
     .unwrap();
     assert_eq!(config.url.unwrap().to_string(), "postgres://app:XXX@localhost/shop");
     assert_eq!(config.database.listen, Some(false));
-    assert_eq!(config.keep_done, Some(Duration::from_secs(30 * 86_400)));
+    assert_eq!((config.retention.done, config.retention.log), (days(30), days(30)));
     let orders = &config.pipelines[0];
     assert_eq!(orders.name, "orders");
-    assert_eq!((orders.queue.order, orders.policy.order), (Order::Total, Order::Total));
-    assert!(orders.queue.block_on_dead && orders.policy.block_on_dead);
+    assert_eq!((queue(orders).order, orders.policy.order), (Order::Total, Order::Total));
+    assert!(queue(orders).block_on_dead && orders.policy.block_on_dead);
     assert_eq!((orders.policy.batch_events, orders.policy.max_attempts), (77, 3));
     assert_eq!(orders.policy.in_flight_bytes, 8 << 20);
     assert_eq!(orders.policy.backoff.cap, Duration::from_secs(600));
@@ -67,17 +90,107 @@ fn a_full_config() {
 fn the_example_is_valid_and_shows_the_defaults() {
     let text = include_str!("../../airtight.example.toml");
     let config = parse(text).unwrap();
-    assert_eq!(config.keep_done, Some(KEEP_DONE));
+    assert_eq!(config.retention, Retention::default());
     let [orders, audit] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
     assert_eq!(orders.policy, Policy::default());
-    assert_eq!(QueueOptions { streams: Vec::new(), ..orders.queue.clone() }, QueueOptions::default());
+    assert_eq!(QueueOptions { streams: Vec::new(), ..queue(orders).clone() }, QueueOptions::default());
     assert_eq!(audit.sink, SinkTarget::File("audit.ndjson".into()));
 
-    let (_, table) = text.split_once("unless [retention] says so.").unwrap();
-    let table: String =
-        table.lines().filter_map(|line| line.strip_prefix("# ")).map(|line| format!("{line}\n")).collect();
-    let spec = parse(&table).unwrap().database.spec.unwrap();
+    let spec = parse(&commented(text, "unless [retention] says so.")).unwrap().database.spec.unwrap();
     assert_eq!(spec.display_name(), "bank.transfer_events");
+
+    let config = parse(&commented(text, "as a log, in place of the pipelines above.")).unwrap();
+    let [billing] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
+    assert_eq!(*log(billing), LogOptions::consumer("billing"));
+}
+
+/// A block of the example that is commented out: from behind these words to the next empty line.
+fn commented(text: &str, behind: &str) -> String {
+    let (_, block) = text.split_once(behind).unwrap();
+    let (_, block) = block.split_once('\n').unwrap();
+    let lines = block.lines().take_while(|line| line.starts_with('#'));
+    lines.filter_map(|line| line.strip_prefix("# ")).map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn logs() {
+    let config = parse(
+        r#"
+        [database]
+        shape = "log"
+
+        [pipelines.billing]
+        to = "null:"
+
+        [pipelines.mail]
+        read = "log"
+        consumer = "mailer"
+        streams = ["shop.orders"]
+        partitions = 8
+        start = "latest"
+        on_failure = "halt"
+        on_dead = "block"
+        max_parked = 50
+        max_ahead = 1000
+        lease = "5s"
+        to = "null:"
+
+        [retention]
+        log = "forever"
+        inbox = "7d"
+        log_waits_for_consumers = false
+        "#,
+    )
+    .unwrap();
+    let [billing, mail] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
+    assert_eq!(*log(billing), LogOptions::consumer("billing"), "named and read after what is there");
+    let mail = log(mail);
+    assert_eq!((mail.consumer.as_str(), mail.partitions, mail.start), ("mailer", 8, Start::Latest));
+    assert_eq!((mail.on_failure, mail.max_parked, mail.max_ahead), (OnFailure::Halt, 50, 1_000));
+    assert!(mail.block_on_dead && mail.lease == Duration::from_secs(5) && mail.streams == ["shop.orders"]);
+    let kept = config.retention;
+    assert_eq!((kept.log, kept.inbox, kept.log_waits_for_consumers), (None, days(7), false));
+}
+
+#[test]
+fn the_relay_log_preset() {
+    let config = parse("[table]\npreset = \"relay-log\"\n[pipelines.index]\nto = \"null:\"\n").unwrap();
+    assert_eq!(config.database.spec, Some(TableSpec::relay_log()));
+    assert_eq!(log(&config.pipelines[0]).consumer, "index");
+    assert_eq!((config.retention.log, config.retention.log_waits_for_consumers), (days(30), false));
+}
+
+#[test]
+fn the_preset_can_be_written_out() {
+    let config = parse(
+        r#"
+        [table]
+        schema = "cn_relay"
+        name = "events_outbox"
+        id = "event_id"
+        identity = "seq"
+        seq = "seq"
+        created_at = "ingested_at"
+        occurred_at = "created_at"
+        op = "op"
+        stream = "topic_id"
+        event_type = "kind"
+        aggregate_type = { constant = "Event" }
+        aggregate_id = { first_of = ["effective_key", "event_id"] }
+        extra = { reason = "reason" }
+        lookup = { schema = "cn_relay", table = "events", key = "event_id" }
+        offsets = { schema = "cn_relay", table = "consumer_offsets", consumer = "consumer", last_seq = "last_seq", updated_at = "updated_at" }
+        channel = "cn_relay_outbox"
+        dedupe = "event_id_and_op"
+        "#,
+    )
+    .unwrap();
+    assert_eq!(config.database.spec, Some(TableSpec::relay_log()));
+    assert_eq!(config.retention.log, None, "rows of a foreign table are not deleted unasked");
+    let version = "[table]\nname = \"t\"\nid = \"i\"\nstream = \"s\"\nevent_type = \"e\"\naggregate_type = \"a\"\n\
+                   aggregate_id = \"k\"\npayload = \"p\"\ndedupe = { aggregate_version = \"version\" }\n";
+    let spec = parse(version).unwrap().database.spec.unwrap();
+    assert_eq!(spec.log.dedupe, DedupeKey::AggregateVersion("version".into()));
 }
 
 #[test]
@@ -115,7 +228,7 @@ fn a_foreign_table() {
     let status = spec.status.unwrap();
     assert_eq!(status.dead.when.unwrap().value, 5);
     assert_eq!(status.processing, None);
-    assert_eq!(config.keep_done, None, "rows of a foreign table are not deleted unasked");
+    assert_eq!(config.retention.done, None, "rows of a foreign table are not deleted unasked");
 }
 
 #[test]
@@ -132,7 +245,7 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             "[retention]\ncolour = 1\n".to_owned(),
-            "airtight.toml:2: unknown key `colour` in [retention]; known keys are `done`",
+            "airtight.toml:2: unknown key `colour` in [retention]; known keys are `done`, `log`, `inbox` and `log_waits_for_consumers`",
         ),
         (
             format!("{p}batch = \"many\"\n"),
@@ -150,7 +263,40 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             format!("{p}read = \"cdc\"\n"),
-            "airtight.toml:3: pipelines.a.read: `cdc` is not in this version; write `queue`",
+            "airtight.toml:3: pipelines.a.read: `cdc` is not in this version; write `queue` or `log`",
+        ),
+        (
+            format!("{p}consumer = \"billing\"\n"),
+            "airtight.toml:3: pipelines.a.consumer: `consumer` is for `read = \"log\"`; a queue has no consumers",
+        ),
+        (
+            format!("{p}read = \"log\"\npartitions = 65\n"),
+            "airtight.toml:4: pipelines.a.partitions: a consumer has at most 64, found 65",
+        ),
+        (
+            format!("{p}read = \"log\"\nstart = \"first\"\n"),
+            "airtight.toml:4: pipelines.a.start: unknown word `first`; allowed are `earliest` and `latest`",
+        ),
+        (format!("{p}read = \"log\"\nconsumer = \"\"\n"), "airtight.toml:4: pipelines.a.consumer: is empty"),
+        (
+            "[database]\nshape = \"logs\"\n".to_owned(),
+            "airtight.toml:2: database.shape: unknown word `logs`; allowed are `queue` and `log` (did you mean `log`?)",
+        ),
+        (
+            "[table]\npreset = \"relay-log\"\nname = \"x\"\n".to_owned(),
+            "airtight.toml:3: table.name: the preset says it all; leave out either `name` or `preset`",
+        ),
+        (
+            "[table]\npreset = \"relaylog\"\n".to_owned(),
+            "airtight.toml:2: table.preset: unknown word `relaylog`; allowed are `relay-log` (did you mean `relay-log`?)",
+        ),
+        (
+            "[database]\nshape = \"log\"\n[table]\npreset = \"relay-log\"\n".to_owned(),
+            "airtight.toml:3: table: `database.shape` is about airtight's own table and [table] maps another: keep one of them",
+        ),
+        (
+            "[retention]\nlog = 30\n".to_owned(),
+            "airtight.toml:2: retention.log: expected a duration in quotes, like \"30s\", found a whole number",
         ),
         (
             format!("{p}lease = 30\n"),
@@ -199,4 +345,10 @@ fn pipelines_that_overlap_are_refused() {
     assert!(error(&text(both, "")).contains("both read stream `x`"));
     assert!(error(&text("", "")).contains("both read all streams"));
     assert!(parse(&text(both, "streams = [\"z\"]")).is_ok());
+
+    let log = "read = \"log\"";
+    assert!(parse(&text(log, log)).is_ok(), "each is a consumer of its own");
+    assert!(parse(&text(log, "")).is_ok(), "a queue and a log do not take from each other");
+    let named = "read = \"log\"\nconsumer = \"one\"";
+    assert!(error(&text(log, named)).contains("`one` and `two` are both consumer `one`"));
 }

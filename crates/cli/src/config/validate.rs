@@ -1,10 +1,22 @@
 //! What no single value can show.
 
-use super::Pipeline;
+use super::{Pipeline, Reading};
 
-/// Refuses two pipelines that read the same stream: each event would go to one of them only, and by chance.
+/// Refuses two pipelines that stand in each other's way: those that read the same stream of a queue, since each
+/// event would go to one of them only, and by chance; and those that share a consumer of a log.
 pub(crate) fn check_overlap(one: &Pipeline, other: &Pipeline) -> Result<(), String> {
-    let (a, b) = (&one.queue.streams, &other.queue.streams);
+    match (&one.read, &other.read) {
+        (Reading::Queue(a), Reading::Queue(b)) => check_streams(one, &a.streams, other, &b.streams),
+        (Reading::Log(a), Reading::Log(b)) if a.consumer == b.consumer => Err(format!(
+            "pipelines `{}` and `{}` are both consumer `{}`, so each event would reach only one of them; give each \
+             its own `consumer`",
+            one.name, other.name, a.consumer
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn check_streams(one: &Pipeline, a: &[String], other: &Pipeline, b: &[String]) -> Result<(), String> {
     let both = match (a.is_empty(), b.is_empty()) {
         (true, true) => "all streams".to_owned(),
         (true, false) => format!("stream `{}`", b[0]),

@@ -9,11 +9,13 @@
 //! | `relay` | `run`: drain, follow, signals, sinks |
 //! | `operate` | status, lists, dead letters, tail, prune |
 //! | `demo` | the demo and its audit |
+//! | `log` | a log and its consumers: follow, replay, dead letters, retention |
 //! | `postgres` | what only a server can show: credentials, a server that is away |
 
 mod config;
 mod demo;
 mod foreign;
+mod log;
 mod operate;
 mod postgres;
 mod publish;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::support::{Shop, airtight, finish};
 
-const COMMANDS: [&[&str]; 18] = [
+const COMMANDS: [&[&str]; 26] = [
     &["demo"],
     &["migrate"],
     &["check"],
@@ -20,6 +20,14 @@ const COMMANDS: [&[&str]; 18] = [
     &["dead", "show"],
     &["dead", "retry"],
     &["dead", "discard"],
+    &["consumers", "list"],
+    &["consumers", "show"],
+    &["consumers", "seek"],
+    &["consumers", "pause"],
+    &["consumers", "resume"],
+    &["consumers", "remove"],
+    &["consumers", "lag"],
+    &["consumers", "parked"],
     &["tail"],
     &["prune"],
     &["completions"],

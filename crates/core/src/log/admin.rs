@@ -39,12 +39,12 @@ pub trait LogAdmin: Send + Sync {
     /// One parked event in full.
     async fn show_parked(&self, consumer: &str, seq: i64) -> Result<Option<Detail>>;
 
-    /// Makes the dead ones of the filter due now with their attempts at zero; unknown ones only where the
-    /// filter names them by `seq`. Returns how many.
+    /// Makes the dead ones of the filter due now with their attempts at zero; others, unknown ones among them,
+    /// only where the filter names them by `seq`. Returns how many.
     async fn retry_parked(&self, filter: &ParkedFilter) -> Result<u64>;
 
-    /// Removes the dead ones of the filter; unknown ones only where the filter names them by `seq`. Returns how
-    /// many.
+    /// Removes the dead ones of the filter; others, unknown ones among them, only where the filter names them by
+    /// `seq`. Returns how many.
     async fn discard_parked(&self, filter: &ParkedFilter) -> Result<u64>;
 
     /// Removes events that are older than retention wants them, and says how far it got. `progress` is told

@@ -334,7 +334,7 @@ impl<S: LogStore> Shared<S> {
         loop {
             let (asked, waiting) = {
                 let mut track = self.track();
-                if let Some(error) = track.failed.clone() {
+                if let Some(error) = track.failed.clone().or_else(|| track.halted()) {
                     return Err(error);
                 }
                 if track.halted_until.is_some_and(|until| until <= Instant::now()) {
@@ -496,7 +496,9 @@ impl<S: LogStore> Shared<S> {
         }
         {
             let mut track = self.track();
-            track.group.renewed(&pulse, since);
+            if track.group.renewed(&pulse, since) {
+                self.changed.notify_one();
+            }
             track.keep_owned();
         }
         let plan = group::plan(member.id, &pulse.members, &pulse.owners, member.partitions);

@@ -133,6 +133,8 @@ pub(super) struct Track {
     pub(super) paused: bool,
     pub(super) revision: i64,
     pub(super) failed: Option<Error>,
+    /// The policy is to halt, and this event was given up on. Told once nothing before it is open.
+    stopped: Option<(i64, Error)>,
     /// Nothing is handed out before this: the policy is to halt, and an event failed.
     pub(super) halted_until: Option<Instant>,
     /// When to look for due parked events again.
@@ -159,6 +161,7 @@ impl Track {
             paused: false,
             revision: 0,
             failed: None,
+            stopped: None,
             halted_until: None,
             look_at: None,
             idle: 0,
@@ -274,6 +277,8 @@ impl Track {
             self.partitions.values().any(has)
         };
         let failing = self.attempts.keys().filter(open).min().copied();
+        let stopped = self.stopped.as_ref().map(|(seq, _)| seq - 1);
+        let failing = [failing, stopped].into_iter().flatten().min();
         let readable = self.partitions.iter().filter(|(n, _)| !self.group.giving.contains(n));
         let mut seqs: Vec<i64> =
             readable.flat_map(|(_, partition)| partition.released.iter().take(at_most).copied()).collect();
@@ -282,6 +287,16 @@ impl Track {
         let Some(failing) = failing else { return Some(seqs) };
         seqs.retain(|seq| *seq <= failing);
         (!seqs.is_empty()).then_some(seqs)
+    }
+
+    /// Why the consumer halts for good, once everything before that event is settled.
+    pub(super) fn halted(&self) -> Option<Error> {
+        let (seq, error) = self.stopped.as_ref()?;
+        let before = |own: &Partition| {
+            let open = own.outstanding.first().into_iter().chain(own.released.first());
+            open.min().is_some_and(|first| first < seq)
+        };
+        (!self.partitions.values().any(before)).then(|| error.clone())
     }
 
     /// How far ahead of its offset the slowest partition has read.
@@ -546,8 +561,14 @@ impl Track {
                     self.attempts.insert(seq, attempts);
                     self.halted_until = self.halted_until.max(Some(Instant::now() + after));
                 }
-                Halt::Stop(error) => self.failed = self.failed.take().or(Some(error)),
+                // The first of them: the advice is to seek behind it, and none before it may be lost.
+                Halt::Stop(error) if self.stopped.as_ref().is_none_or(|(first, _)| seq < *first) => {
+                    self.stopped = Some((seq, error));
+                }
+                Halt::Stop(_) => {}
             }
+            // What the relay still has is not to be sent any more.
+            self.group.suspend();
         }
         settled
     }

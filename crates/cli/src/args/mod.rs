@@ -1,8 +1,16 @@
-//! The command line: every command, its options, and examples that work as they stand.
+//! The command line: every command, its options, and examples that work as they stand. What only logs have is in
+//! `log`.
+
+mod log;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use self::log::{
+    ConsumerArg, ConsumerShowArgs, ConsumersCommand, ConsumersListArgs, FollowArgs, LagArgs, OnFailureArg,
+    OneConsumer, ParkedArgs, RemoveArgs, SeekArgs, StartArg,
+};
 
 /// A transactional outbox: what commits is delivered, what rolls back never existed.
 #[derive(Debug, Parser)]
@@ -52,6 +60,9 @@ pub(crate) enum Command {
     /// List, show, retry and discard dead letters
     #[command(subcommand)]
     Dead(DeadCommand),
+    /// List, move, pause and remove the consumers of a log
+    #[command(subcommand)]
+    Consumers(ConsumersCommand),
     Tail(TailArgs),
     Prune(PruneArgs),
     Completions(CompletionsArgs),
@@ -112,10 +123,14 @@ pub(crate) struct DemoArgs {
 /// Safe to run again, and from many processes at once. Refuses a schema that a newer airtight made.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight migrate --url sqlite:shop.db\n  \
-        airtight migrate --url postgres://app@localhost/shop --print > outbox.sql")]
+        airtight migrate --url postgres://app@localhost/shop --print > outbox.sql\n  \
+        airtight migrate --url postgres://app@localhost/shop --shape log")]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
+    /// What the outbox is made for [default: the config's, else what it is already, else queue]
+    #[arg(long, value_enum)]
+    pub(crate) shape: Option<ShapeArg>,
     /// Print the SQL instead of running it, for those who apply it by hand
     #[arg(long)]
     pub(crate) print: bool,
@@ -127,6 +142,14 @@ pub(crate) struct MigrateArgs {
     pub(crate) no_notify: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShapeArg {
+    /// Rows with a status: each event goes to one relay
+    Queue,
+    /// Rows that never change: any number of consumers, replay, retention
+    Log,
 }
 
 /// Say what is wrong with a config, a database or its tables
@@ -160,7 +183,8 @@ pub(crate) struct CheckArgs {
         airtight run -c airtight.toml\n  \
         airtight run --from sqlite:shop.db --to stdout:\n  \
         airtight run --from sqlite:shop.db --to file:events.ndjson --drain\n  \
-        airtight run --from postgres://app@db/shop --stream shop.orders --to https://example.org/hook")]
+        airtight run --from postgres://app@db/shop --stream shop.orders --to https://example.org/hook\n  \
+        airtight run --from postgres://app@db/shop --read log --consumer billing --to https://example.org/hook")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
@@ -170,9 +194,11 @@ pub(crate) struct RunArgs {
     /// Where events go; see below
     #[arg(long, value_name = "URL", required_unless_present = "config", conflicts_with = "config")]
     pub(crate) to: Option<String>,
-    /// How to read the outbox
+    /// How to read the outbox: `queue`, or `log` with --consumer
     #[arg(long, value_name = "WORD", default_value = "queue", conflicts_with = "config")]
     pub(crate) read: String,
+    #[command(flatten)]
+    pub(crate) follow: FollowArgs,
     /// Only this stream; may be given several times
     #[arg(long = "stream", value_name = "NAME", conflicts_with = "config")]
     pub(crate) streams: Vec<String>,
@@ -197,7 +223,7 @@ pub(crate) struct RunArgs {
     /// The key that signs webhooks
     #[arg(long, value_name = "SECRET", env = "AIRTIGHT_WEBHOOK_SECRET", hide_env_values = true)]
     pub(crate) webhook_secret: Option<String>,
-    /// How long done events are kept, e.g. 7d, or `forever` [default: 7d; with --drain nothing is removed]
+    /// With --read queue: how long done events are kept, e.g. 7d, or `forever` [default: 7d; with --drain nothing is removed]
     #[arg(long, value_name = "DURATION", conflicts_with = "config")]
     pub(crate) keep_done: Option<String>,
     /// Stop when the backlog is empty, and print a summary
@@ -302,7 +328,7 @@ pub(crate) enum EventsCommand {
 pub(crate) enum DeadCommand {
     /// List dead letters, and events whose outcome is unknown
     List(DeadListArgs),
-    Show(ShowArgs),
+    Show(DeadShowArgs),
     Retry(BulkRetryArgs),
     Discard(BulkDiscardArgs),
 }
@@ -355,10 +381,15 @@ pub(crate) struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  airtight dead list\n  airtight dead list --error-code http_422 --json")]
+#[command(
+    after_help = "Examples:\n  airtight dead list\n  airtight dead list --error-code http_422 --json\n  \
+        airtight dead list --consumer billing"
+)]
 pub(crate) struct DeadListArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
+    #[command(flatten)]
+    pub(crate) of: ConsumerArg,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
     #[command(flatten)]
@@ -370,7 +401,7 @@ pub(crate) struct DeadListArgs {
 /// Show one event in full, by id or by seq
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  airtight events show 42\n  airtight dead show 0198f2c4-7a5e-7c3e-9d0a-0d2f5a3f9b11 --json"
+    after_help = "Examples:\n  airtight events show 42\n  airtight events show 0198f2c4-7a5e-7c3e-9d0a-0d2f5a3f9b11 --json"
 )]
 pub(crate) struct ShowArgs {
     /// Id or seq
@@ -380,6 +411,17 @@ pub(crate) struct ShowArgs {
     pub(crate) database: DatabaseArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+/// Show one dead letter in full, by id or by seq
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  airtight dead show 42\n  \
+        airtight dead show 0198f2c4-7a5e-7c3e-9d0a-0d2f5a3f9b11 --consumer billing --json")]
+pub(crate) struct DeadShowArgs {
+    #[command(flatten)]
+    pub(crate) show: ShowArgs,
+    #[command(flatten)]
+    pub(crate) of: ConsumerArg,
 }
 
 /// Act on single events
@@ -415,7 +457,8 @@ pub(crate) struct BlockedArgs {
 
 /// Give dead letters another chance: due now, attempts at zero
 ///
-/// With --all, every dead letter of the filter; events whose outcome is unknown only one by one.
+/// With --all, every dead letter of the filter; events whose outcome is unknown only one by one. On a log, those of
+/// all consumers unless --consumer names one.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  airtight dead retry 42\n  airtight dead retry --all --stream shop.orders"
@@ -428,6 +471,8 @@ pub(crate) struct BulkRetryArgs {
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
+    pub(crate) of: ConsumerArg,
+    #[command(flatten)]
     pub(crate) filter: FilterArgs,
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
@@ -437,7 +482,8 @@ pub(crate) struct BulkRetryArgs {
 
 /// Delete dead letters for good
 ///
-/// With --all --yes, every dead letter of the filter; events whose outcome is unknown only one by one.
+/// With --all --yes, every dead letter of the filter; events whose outcome is unknown only one by one. On a log,
+/// those of all consumers unless --consumer names one; the log itself keeps its event.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  airtight dead discard 42\n  airtight dead discard --all --yes --type OrderPlaced"
@@ -452,6 +498,8 @@ pub(crate) struct BulkDiscardArgs {
     /// Yes, delete them
     #[arg(long)]
     pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) of: ConsumerArg,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
     #[command(flatten)]
@@ -485,15 +533,26 @@ pub(crate) struct TailArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Delete done events that are old enough
+/// Delete what is old enough: done events of a queue, events of a log
+///
+/// A log keeps what a consumer has not seen, however old, unless told otherwise.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  airtight prune --url sqlite:shop.db\n  airtight prune --older-than 36h")]
+#[command(
+    after_help = "Examples:\n  airtight prune --url sqlite:shop.db\n  airtight prune --older-than 36h\n  \
+        airtight prune --url postgres://app@db/shop --keep 30d"
+)]
 pub(crate) struct PruneArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
-    /// How long ago an event must have been delivered
-    #[arg(long, value_name = "DURATION", default_value = "7d")]
-    pub(crate) older_than: String,
+    /// Of a queue: how long ago an event must have been delivered [default: 7d]
+    #[arg(long, value_name = "DURATION", conflicts_with_all = ["keep", "ignore_consumers"])]
+    pub(crate) older_than: Option<String>,
+    /// Of a log: younger events stay [default: the config's, else 30d]
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) keep: Option<String>,
+    /// Of a log: also remove what consumers have not seen; they then need rebuilding
+    #[arg(long)]
+    pub(crate) ignore_consumers: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -1,0 +1,285 @@
+//! `airtight consumers`: who follows a log, how far they have come, and moving them.
+
+use std::io::{self, IsTerminal, Write};
+
+use airtight::log::{Consumer, LogAdmin, Parked, ParkedFilter, Seek, SeekOptions, SeekTo, unknown_consumer};
+use serde_json::json;
+
+use super::{events::error_text, open_log};
+use crate::{
+    args::{
+        ConsumerShowArgs, ConsumersListArgs, FilterArgs, LagArgs, OneConsumer, ParkedArgs, RemoveArgs,
+        SeekArgs,
+    },
+    errors::{Failure, Outcome},
+    output::{self, Table, age, count, counted, line, printable, short, time},
+};
+
+pub(crate) async fn list(args: &ConsumersListArgs) -> Outcome {
+    let consumers = open_log(&args.database).await?.log_admin()?.consumers().await?;
+    if args.output.json {
+        return output::json(&consumers);
+    }
+    print_all(&consumers)
+}
+
+/// The table of consumers, or how to make one.
+pub(super) fn print_all(consumers: &[Consumer]) -> Outcome {
+    if consumers.is_empty() {
+        return line("no consumers; one is made by `airtight run --read log --consumer NAME`");
+    }
+    let mut table = Table::new(&[
+        "consumer",
+        "partitions",
+        "instances",
+        "offset",
+        "lag",
+        "behind",
+        "retrying",
+        "dead",
+        "unknown",
+        "note",
+    ]);
+    for one in consumers {
+        table.row(vec![
+            one.name.clone(),
+            one.partitions.to_string(),
+            one.instances.len().to_string(),
+            one.offset.to_string(),
+            one.lag_events.to_string(),
+            age(one.lag_seconds),
+            one.retrying.to_string(),
+            one.dead.to_string(),
+            one.unknown.to_string(),
+            note(one),
+        ]);
+    }
+    table.print()
+}
+
+fn note(one: &Consumer) -> String {
+    let notes: Vec<&str> = [(one.paused, "paused"), (one.behind_retention, "behind retention")]
+        .into_iter()
+        .filter_map(|(is, word)| is.then_some(word))
+        .collect();
+    if notes.is_empty() { "-".into() } else { notes.join(", ") }
+}
+
+pub(crate) async fn show(args: &ConsumerShowArgs) -> Outcome {
+    let args = &args.one;
+    let one = find(open_log(&args.database).await?.log_admin()?, &args.name).await?;
+    if args.output.json {
+        return output::json(&one);
+    }
+    let fields: [(&str, String); 10] = [
+        ("consumer", one.name.clone()),
+        ("state", if one.paused { "paused".into() } else { "following".into() }),
+        ("offset", one.offset.to_string()),
+        ("end", one.end.to_string()),
+        ("lag", format!("{}, {}", counted(one.lag_events, "event"), age(one.lag_seconds))),
+        ("retrying", count(one.retrying)),
+        ("dead", count(one.dead)),
+        ("unknown", count(one.unknown)),
+        ("partitions", one.partitions.to_string()),
+        ("instances", one.instances.len().to_string()),
+    ];
+    for (name, value) in fields {
+        line(format!("{name:<12}{}", printable(&value)))?;
+    }
+    if one.behind_retention {
+        line(format!(
+            "{:<12}behind retention: events that it has not seen were removed. Rebuild what it feeds, then \
+             `airtight consumers seek {} --earliest`",
+            "note",
+            printable(&one.name)
+        ))?;
+    }
+    line("")?;
+    let mut table = Table::new(&["partition", "offset", "owner"]);
+    for partition in &one.offsets {
+        let owner = partition.owner.clone().unwrap_or_else(|| "-".into());
+        table.row(vec![partition.partition.to_string(), partition.offset.to_string(), owner]);
+    }
+    table.print()?;
+    if one.instances.is_empty() {
+        return Ok(());
+    }
+    line("")?;
+    let mut table = Table::new(&["instance", "host", "partitions", "lease"]);
+    for instance in &one.instances {
+        table.row(vec![
+            instance.id.clone(),
+            instance.host.clone(),
+            instance.partitions.to_string(),
+            age(instance.lease_seconds),
+        ]);
+    }
+    table.print()
+}
+
+/// The consumer of that name, or an error that names those there are.
+async fn find(log: &dyn LogAdmin, name: &str) -> Outcome<Consumer> {
+    let mut all = log.consumers().await?;
+    match all.iter().position(|one| one.name == name) {
+        Some(found) => Ok(all.swap_remove(found)),
+        None => {
+            let names: Vec<String> = all.into_iter().map(|one| one.name).collect();
+            Err(unknown_consumer(name, &names).into())
+        }
+    }
+}
+
+pub(crate) async fn seek(args: &SeekArgs) -> Outcome {
+    let one = &args.one;
+    let to = match (args.to_seq, args.to_time) {
+        (Some(seq), _) => SeekTo::Seq(seq),
+        (None, Some(time)) => SeekTo::Time(time),
+        // The parser has seen to it that there is exactly one.
+        (None, None) if args.latest => SeekTo::Latest,
+        (None, None) => SeekTo::Earliest,
+    };
+    let store = open_log(&one.database).await?;
+    let log = store.log_admin()?;
+    let mut options = SeekOptions { dry_run: true, forget_inbox: args.forget_inbox };
+    if !args.dry_run && !args.yes && is_interactive() {
+        let would = log.seek(&one.name, to, options).await?;
+        confirm(&sentence(&would, args))?;
+    }
+    options.dry_run = args.dry_run;
+    let done = log.seek(&one.name, to, options).await?;
+    if one.output.json {
+        return output::json(&SeekReport { dry_run: args.dry_run, seek: &done });
+    }
+    line(sentence(&done, args))?;
+    if args.dry_run { line("nothing was changed") } else { Ok(()) }
+}
+
+#[derive(serde::Serialize)]
+struct SeekReport<'a> {
+    dry_run: bool,
+    #[serde(flatten)]
+    seek: &'a Seek,
+}
+
+fn sentence(seek: &Seek, args: &SeekArgs) -> String {
+    let mut text = format!(
+        "consumer `{}` from seq {} to {}: {} delivered again, {} skipped, {} dropped",
+        printable(&seek.consumer),
+        seek.from,
+        seek.to,
+        counted(seek.again, "event"),
+        count(seek.skipped),
+        counted(seek.parked_dropped, "parked event"),
+    );
+    if args.forget_inbox {
+        text.push_str(&format!(", {} forgotten", counted(seek.forgotten, "inbox row")));
+    }
+    text
+}
+
+/// Whether somebody is there to be asked.
+fn is_interactive() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks on standard error; anything but yes changes nothing.
+fn confirm(what: &str) -> Outcome {
+    let unread = |error| Failure::failed(format!("cannot ask for confirmation: {error}; say --yes"));
+    let mut err = io::stderr().lock();
+    write!(err, "{what}\nGo on? [y/N] ").and_then(|()| err.flush()).map_err(unread)?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(unread)?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Failure::failed("nothing was changed")),
+    }
+}
+
+pub(crate) async fn pause(args: &OneConsumer, paused: bool) -> Outcome {
+    open_log(&args.database).await?.log_admin()?.pause(&args.name, paused).await?;
+    if args.output.json {
+        return output::json(&json!({"consumer": args.name, "paused": paused}));
+    }
+    let what = if paused { "is paused" } else { "goes on" };
+    line(format!("consumer `{}` {what}", printable(&args.name)))
+}
+
+pub(crate) async fn remove(args: &RemoveArgs) -> Outcome {
+    let one = &args.one;
+    let store = open_log(&one.database).await?;
+    let log = store.log_admin()?;
+    if !args.yes && is_interactive() {
+        let found = find(log, &one.name).await?;
+        confirm(&format!(
+            "consumer `{}` at seq {}, {} behind, with {} that would be lost",
+            printable(&found.name),
+            found.offset,
+            counted(found.lag_events, "event"),
+            counted(found.retrying + found.dead + found.unknown, "parked event"),
+        ))?;
+    }
+    log.remove(&one.name).await?;
+    if one.output.json {
+        return output::json(&json!({"removed": one.name}));
+    }
+    line(format!("consumer `{}` removed", printable(&one.name)))
+}
+
+pub(crate) async fn lag(args: &LagArgs) -> Outcome {
+    let args = &args.one;
+    let lag = open_log(&args.database).await?.log_admin()?.lag(&args.name).await?;
+    if args.output.json {
+        return output::json(&json!({"consumer": args.name, "lag": lag}));
+    }
+    line(lag)
+}
+
+pub(crate) async fn parked(args: &ParkedArgs) -> Outcome {
+    let wanted = ParkedFilter {
+        dead_only: args.dead,
+        after_seq: args.after,
+        limit: args.limit as usize,
+        ..parked_filter(Some(&args.one.name), &args.filter)
+    };
+    let rows = open_log(&args.one.database).await?.log_admin()?.parked(&wanted).await?;
+    print_parked(&rows, args.one.output.json, "nothing is parked")
+}
+
+/// The filter of a command's arguments, for parked events.
+pub(super) fn parked_filter(consumer: Option<&String>, args: &FilterArgs) -> ParkedFilter {
+    ParkedFilter {
+        consumer: consumer.cloned(),
+        stream: args.stream.clone(),
+        event_type: args.event_type.clone(),
+        aggregate_id: args.key.clone(),
+        error_code: args.error_code.clone(),
+        ..ParkedFilter::default()
+    }
+}
+
+pub(super) fn print_parked(rows: &[Parked], json: bool, none: &str) -> Outcome {
+    if json {
+        return output::json(rows);
+    }
+    if rows.is_empty() {
+        return line(none);
+    }
+    let mut table = Table::new(&[
+        "consumer", "seq", "id", "stream", "type", "key", "state", "attempts", "next try", "error",
+    ]);
+    for Parked { consumer, row } in rows {
+        table.row(vec![
+            consumer.clone(),
+            row.seq.to_string(),
+            row.id.clone(),
+            row.stream.clone(),
+            row.event_type.clone(),
+            row.aggregate_id.clone(),
+            if row.held { format!("{} (held)", row.state) } else { row.state.clone() },
+            row.attempts.to_string(),
+            time(row.next_retry_at),
+            short(&error_text(row), 60),
+        ]);
+    }
+    table.print()
+}

@@ -1,0 +1,201 @@
+//! `airtight run`: the pipelines of a config, or the one of the command line, until told to stop.
+
+mod plan;
+mod report;
+mod retention;
+
+use std::{
+    io::{self, IsTerminal},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use airtight::{
+    Backoff, Class, Relay, Sink,
+    relay::{Stats, Summary},
+};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use self::{plan::Plan, report::Report};
+use crate::{
+    args::{LogArgs, LogFormat, RunArgs},
+    config::Reading,
+    errors::{Failure, Outcome},
+    progress, signals,
+    wiring::{self, Store, Target},
+};
+
+/// Waits between tries of a database that is away.
+const CONNECT: Backoff =
+    Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
+
+pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
+    let plan = Plan::new(args)?;
+    // Before anything connects: a bad header or secret is a matter of the config.
+    let mut sinks = Vec::with_capacity(plan.pipelines.len());
+    for pipeline in &plan.pipelines {
+        let sink = wiring::sink(&pipeline.sink)
+            .map_err(|error| Failure::usage(format!("pipeline `{}`: {error}", pipeline.name)))?;
+        sinks.push(sink);
+    }
+
+    let shutdown = signals::shutdown(|| {});
+    let start = Instant::now();
+    let Some(store) = connect(&plan.target, &shutdown).await? else { return interrupted(args) };
+    refuse_misread(&plan, &store)?;
+    let store = Arc::new(store);
+
+    // Ends with the signal, and when a pipeline cannot go on.
+    let stop = shutdown.child_token();
+    if !args.drain {
+        let round = retention::keep(store.clone(), plan.pipelines.clone(), plan.retention, stop.clone());
+        tokio::spawn(round);
+    }
+    // Events on a terminal and a bar on the same would garble each other.
+    let stdout_drawn = plan.writes_to_stdout() && io::stdout().is_terminal();
+    let drawn = log.log_format == LogFormat::Human && io::stderr().is_terminal() && !stdout_drawn;
+    let mut bars = Bars::new(&store, drawn);
+    let summaries = relay_all(&plan, &mut bars, sinks, &stop, args.drain).await;
+    bars.clear().await;
+    let summaries = summaries?;
+    let report = Report::new(summaries, start.elapsed());
+    if args.drain {
+        report.print(args.json, plan.writes_to_stdout())?;
+        if shutdown.is_cancelled() {
+            return interrupted(args);
+        }
+    } else {
+        tracing::info!(delivered = report.total.delivered, dead = report.total.dead, "stopped");
+    }
+    Ok(())
+}
+
+/// A log read as a queue is a matter of the command line or the config. The other way round the store knows best.
+fn refuse_misread(plan: &Plan, store: &Store) -> Outcome {
+    for pipeline in &plan.pipelines {
+        if matches!(pipeline.read, Reading::Queue(_)) && store.is_log() {
+            return Err(Failure::failed(format!(
+                "pipeline `{}`: the outbox is a log; follow it with `--read log --consumer NAME`, or with \
+                 `read = \"log\"` in the config",
+                pipeline.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A progress bar for each consumer that has to catch up.
+struct Bars {
+    store: Arc<Store>,
+    drawn: bool,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Bars {
+    fn new(store: &Arc<Store>, drawn: bool) -> Self {
+        Self { store: store.clone(), drawn, tasks: JoinSet::new(), stop: CancellationToken::new() }
+    }
+
+    fn add(&mut self, consumer: &str, stats: Arc<Stats>) {
+        if !self.drawn {
+            return;
+        }
+        let shown = progress::catch_up(self.store.clone(), consumer.to_owned(), stats);
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            stop.run_until_cancelled(shown).await;
+        });
+    }
+
+    /// Takes them off the screen.
+    async fn clear(mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// A drain that was told to stop has not done what it was asked; a relay has.
+fn interrupted(args: &RunArgs) -> Outcome {
+    if args.drain { Err(Failure::failed("interrupted before the backlog was empty")) } else { Ok(()) }
+}
+
+/// Runs every pipeline; the first that fails stops the others, which finish what they have under way.
+async fn relay_all(
+    plan: &Plan,
+    bars: &mut Bars,
+    sinks: Vec<Arc<dyn Sink>>,
+    stop: &CancellationToken,
+    drain: bool,
+) -> Outcome<Vec<(String, Summary)>> {
+    let mut relays = JoinSet::new();
+    for (pipeline, sink) in plan.pipelines.iter().zip(sinks) {
+        let streams = pipeline.read.streams();
+        tracing::info!(
+            pipeline = pipeline.name,
+            from = %plan.target.url,
+            to = %pipeline.sink,
+            streams = if streams.is_empty() { "all".into() } else { streams.join(",") },
+            order = pipeline.read.order().as_str(),
+            consumer = pipeline.read.consumer(),
+            "relaying"
+        );
+        let source = bars
+            .store
+            .source(&pipeline.read)
+            .map_err(|error| Failure::from(error).context(format!("pipeline `{}`", pipeline.name)))?;
+        let relay = Relay::from_parts(source, sink).policy(pipeline.policy.clone()).name(&pipeline.name);
+        if let Some(consumer) = pipeline.read.consumer() {
+            bars.add(consumer, relay.stats());
+        }
+        let (name, stop) = (pipeline.name.clone(), stop.clone());
+        relays.spawn(async move {
+            let summary = if drain { relay.drain(stop).await } else { relay.run(stop).await };
+            (name, summary)
+        });
+    }
+    let mut summaries = Vec::new();
+    let mut failure = None;
+    while let Some(ended) = relays.join_next().await {
+        match ended {
+            Ok((name, Ok(summary))) => summaries.push((name, summary)),
+            Ok((name, Err(error))) => {
+                stop.cancel();
+                tracing::debug!(pipeline = name, code = error.code(), "the pipeline cannot go on");
+                failure.get_or_insert(Failure::from(error).context(format!("pipeline `{name}`")));
+            }
+            Err(error) => {
+                stop.cancel();
+                failure.get_or_insert(Failure::failed(format!("a pipeline crashed: {error}")));
+            }
+        }
+    }
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok(summaries),
+    }
+}
+
+/// Opens the store, waiting for a database that is away. None when told to stop first.
+async fn connect(target: &Target, shutdown: &CancellationToken) -> Outcome<Option<Store>> {
+    let mut failures = 0;
+    loop {
+        let opened = tokio::select! {
+            () = shutdown.cancelled() => return Ok(None),
+            opened = target.open() => opened,
+        };
+        let error = match opened {
+            Ok(store) => return Ok(Some(store)),
+            Err(error) if error.class() == Class::Retryable => error,
+            Err(error) => return Err(error.into()),
+        };
+        failures += 1;
+        let wait = CONNECT.after(failures);
+        tracing::warn!(code = error.code(), "{error}; trying again in {wait:.1?}");
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(None),
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}

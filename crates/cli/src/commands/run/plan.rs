@@ -1,0 +1,147 @@
+//! What to run: from a config, or from the command line.
+
+use std::time::Duration;
+
+use airtight::{
+    Order, Policy,
+    log::{OnFailure, Start},
+};
+
+use crate::{
+    args::{OnDead, OnFailureArg, OrderArg, RunArgs, StartArg},
+    config::{
+        Common, Config, Pipeline, ReadWord, Reading, Retention, parse_keep, read_source, set_batch,
+        urls::{Secret, SinkTarget},
+    },
+    errors::{Failure, Outcome},
+    wiring::Target,
+};
+
+pub(super) struct Plan {
+    pub(super) target: Target,
+    pub(super) pipelines: Vec<Pipeline>,
+    pub(super) retention: Retention,
+}
+
+impl Plan {
+    pub(super) fn new(args: &RunArgs) -> Outcome<Self> {
+        let config = args.database.config.as_deref().map(Config::load).transpose()?;
+        let mut database = args.database.clone();
+        database.url = args.from.clone().or(database.url);
+        let mut target = Target::resolve(&database, config.as_ref())?;
+        let (mut pipelines, retention) = match (config, &args.to) {
+            (Some(config), _) => (config.pipelines, config.retention),
+            (None, Some(to)) => (vec![from_args(args, to)?], retention(args)?),
+            (None, None) => {
+                return Err(Failure::usage("nothing to run; give -c FILE, or --from URL and --to URL"));
+            }
+        };
+        if pipelines.is_empty() {
+            return Err(Failure::usage(
+                "the config has no pipeline; add [pipelines.NAME] with `to = \"URL\"`",
+            ));
+        }
+        if pipelines.iter().any(|pipeline| pipeline.read.consumer().is_some()) {
+            target.expect_log();
+        }
+        if let Some(secret) = &args.webhook_secret {
+            for pipeline in &mut pipelines {
+                if let SinkTarget::Webhook(webhook) = &mut pipeline.sink {
+                    webhook.secret.get_or_insert_with(|| Secret::new(secret));
+                }
+            }
+        }
+        Ok(Self { target, pipelines, retention })
+    }
+
+    pub(super) fn writes_to_stdout(&self) -> bool {
+        self.pipelines.iter().any(|pipeline| pipeline.sink == SinkTarget::Stdout)
+    }
+}
+
+fn retention(args: &RunArgs) -> Outcome<Retention> {
+    let mut retention = Retention::default();
+    let given = [
+        ("--keep-done", &args.keep_done, &mut retention.done),
+        ("--keep-log", &args.follow.keep_log, &mut retention.log),
+    ];
+    for (flag, text, kept) in given {
+        if let Some(text) = text {
+            *kept = parse_keep(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))?;
+        }
+    }
+    Ok(retention)
+}
+
+fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
+    let word = read_source(&args.read).map_err(|message| Failure::usage(format!("--read: {message}")))?;
+    let sink = SinkTarget::parse(to).map_err(|message| Failure::usage(format!("--to: {message}")))?;
+    let order = match args.order {
+        Some(OrderArg::None) => Order::None,
+        Some(OrderArg::Total) => Order::Total,
+        Some(OrderArg::Key) | None => Order::Key,
+    };
+    let block_on_dead = args.on_dead == Some(OnDead::Block);
+    let common = Common {
+        streams: args.streams.clone(),
+        order,
+        block_on_dead,
+        lease: args.lease.map(Duration::from_secs),
+        partitions: args.follow.partitions,
+        max_payload: None,
+    };
+    let mut policy = Policy { order, block_on_dead, ..Policy::default() };
+    if let Some(attempts) = args.max_attempts {
+        policy.max_attempts = attempts;
+    }
+    if let Some(batch) = args.batch {
+        set_batch(&mut policy, batch as usize);
+    }
+    if let Some(poll) = args.poll {
+        policy.poll = Duration::from_millis(poll);
+    }
+    let read = reading(args, word, common)?;
+    let name = read.consumer().unwrap_or("default").to_owned();
+    Ok(Pipeline::new(name, read, policy, sink))
+}
+
+fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
+    let follow = &args.follow;
+    match word {
+        ReadWord::Queue => {
+            let given = [
+                ("--consumer", follow.consumer.is_some()),
+                ("--partitions", follow.partitions.is_some()),
+                ("--start", follow.start.is_some()),
+                ("--on-failure", follow.on_failure.is_some()),
+                ("--keep-log", follow.keep_log.is_some()),
+            ];
+            match given.iter().find(|(_, given)| *given) {
+                Some((flag, _)) => Err(Failure::usage(format!(
+                    "{flag} is for a log, and the outbox is read as a queue; add `--read log`, or leave {flag} out"
+                ))),
+                None => Ok(Reading::Queue(common.queue())),
+            }
+        }
+        ReadWord::Log => {
+            if args.keep_done.is_some() {
+                return Err(Failure::usage("--keep-done is for a queue; for a log say --keep-log"));
+            }
+            let Some(consumer) = follow.consumer.clone().filter(|name| !name.is_empty()) else {
+                return Err(Failure::usage(
+                    "--read log needs --consumer NAME: whose offset it is, and what to seek, pause and measure",
+                ));
+            };
+            let mut log = common.log(consumer);
+            log.start = match follow.start {
+                Some(StartArg::Latest) => Start::Latest,
+                Some(StartArg::Earliest) | None => Start::Earliest,
+            };
+            log.on_failure = match follow.on_failure {
+                Some(OnFailureArg::Halt) => OnFailure::Halt,
+                Some(OnFailureArg::Park) | None => OnFailure::Park,
+            };
+            Ok(Reading::Log(log))
+        }
+    }
+}

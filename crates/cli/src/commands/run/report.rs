@@ -1,0 +1,96 @@
+//! What a drain did, for people and for machines.
+
+use std::time::Duration;
+
+use airtight::relay::Summary;
+use serde::Serialize;
+
+use crate::{errors::Outcome, output};
+
+/// What a drain did.
+#[derive(Serialize)]
+pub(super) struct Report {
+    #[serde(flatten)]
+    pub(super) total: Counts,
+    seconds: f64,
+    events_per_second: f64,
+    pipelines: Vec<PipelineReport>,
+}
+
+#[derive(Serialize)]
+struct PipelineReport {
+    name: String,
+    #[serde(flatten)]
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Default, Serialize)]
+pub(super) struct Counts {
+    pub(super) delivered: u64,
+    retried: u64,
+    pub(super) dead: u64,
+    unknown: u64,
+    released: u64,
+    fenced: u64,
+    circuit_opened: u64,
+}
+
+impl Counts {
+    fn add(&mut self, summary: &Summary) {
+        self.delivered += summary.delivered;
+        self.retried += summary.retried;
+        self.dead += summary.dead;
+        self.unknown += summary.unknown;
+        self.released += summary.released;
+        self.fenced += summary.fenced;
+        self.circuit_opened += summary.circuit_opened;
+    }
+}
+
+impl Report {
+    pub(super) fn new(mut summaries: Vec<(String, Summary)>, elapsed: Duration) -> Self {
+        summaries.sort_by(|one, other| one.0.cmp(&other.0));
+        let mut total = Counts::default();
+        let mut pipelines = Vec::new();
+        for (name, summary) in summaries {
+            total.add(&summary);
+            let mut counts = Counts::default();
+            counts.add(&summary);
+            pipelines.push(PipelineReport { name, counts });
+        }
+        let events_per_second = output::rate(total.delivered, elapsed);
+        Self { total, seconds: elapsed.as_secs_f64(), events_per_second, pipelines }
+    }
+
+    /// On standard output, unless events go there.
+    pub(super) fn print(&self, json: bool, stdout_taken: bool) -> Outcome {
+        let text = if json { serde_json::to_string(self)? } else { self.sentence() };
+        if stdout_taken {
+            eprintln!("{text}");
+            return Ok(());
+        }
+        output::line(text)
+    }
+
+    fn sentence(&self) -> String {
+        let mut text = format!(
+            "delivered {} in {:.1} s, {:.0} a second",
+            output::counted(self.total.delivered, "event"),
+            self.seconds,
+            self.events_per_second
+        );
+        let rest = [
+            (self.total.retried, "retried"),
+            (self.total.dead, "dead"),
+            (self.total.unknown, "of unknown outcome"),
+            (self.total.fenced, "taken over by another relay"),
+        ];
+        for (number, what) in rest.into_iter().filter(|(number, _)| *number > 0) {
+            text.push_str(&format!("; {} {what}", output::count(number)));
+        }
+        if self.total.dead + self.total.unknown > 0 {
+            text.push_str("; see `airtight dead list`");
+        }
+        text
+    }
+}

@@ -1,0 +1,89 @@
+//! Removing what is old, in the background of a relay.
+
+use std::{sync::Arc, time::Duration};
+
+use airtight::{Result, log::LogAdmin};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    config::{Pipeline, Reading, Retention},
+    wiring::Store,
+};
+
+/// Between two rounds; the first is soon after the start.
+const FIRST: Duration = Duration::from_secs(60);
+const EVERY: Duration = Duration::from_secs(3_600);
+
+/// Removes what the pipelines have left behind and nobody wants any more, until told to stop.
+pub(super) async fn keep(
+    store: Arc<Store>,
+    pipelines: Vec<Pipeline>,
+    retention: Retention,
+    stop: CancellationToken,
+) {
+    let is_read = |log: bool| pipelines.iter().any(|one| matches!(one.read, Reading::Log(_)) == log);
+    let (queue, log) = (is_read(false), is_read(true));
+    let mut wait = FIRST;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+        wait = EVERY;
+        if queue {
+            said(queue_round(&store, &retention).await);
+        }
+        if log {
+            said(log_round(&store, &retention).await);
+        }
+    }
+}
+
+fn said(round: Result<()>) {
+    if let Err(error) = round {
+        tracing::warn!(%error, "could not remove old events; trying again in an hour");
+    }
+}
+
+async fn queue_round(store: &Store, retention: &Retention) -> Result<()> {
+    let Some(keep) = retention.done else { return Ok(()) };
+    let events = store.admin().prune(keep, &|_| {}).await?;
+    if events > 0 {
+        tracing::info!(events, "removed old delivered events");
+    }
+    Ok(())
+}
+
+async fn log_round(store: &Store, retention: &Retention) -> Result<()> {
+    let log = store.log_admin()?;
+    // Neither waits for the other: a log that is locked must not keep the inbox from being cleaned.
+    let (events, inbox) = (log_events(log, retention).await, log_inbox(log, retention).await);
+    events.and(inbox)
+}
+
+async fn log_events(log: &dyn LogAdmin, retention: &Retention) -> Result<()> {
+    let Some(wanted) = retention.of_log() else { return Ok(()) };
+    let pruned = log.prune_log(wanted, &|_| {}).await?;
+    if pruned.events > 0 {
+        let (events, partitions, floor) = (pruned.events, pruned.partitions, pruned.floor);
+        tracing::info!(events, partitions, floor, "removed old events of the log");
+    }
+    if let Some(consumer) = pruned.held_by {
+        tracing::warn!(
+            consumer,
+            floor = pruned.floor,
+            "older events than retention wants stay, since this consumer has not seen them; one that is no longer \
+             needed is removed with `airtight consumers remove {consumer}`"
+        );
+    }
+    Ok(())
+}
+
+async fn log_inbox(log: &dyn LogAdmin, retention: &Retention) -> Result<()> {
+    let Some(keep) = retention.inbox else { return Ok(()) };
+    let entries = log.prune_inbox(keep).await?;
+    if entries > 0 {
+        tracing::info!(entries, "removed old entries of the inbox");
+    }
+    Ok(())
+}
