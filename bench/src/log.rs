@@ -104,10 +104,10 @@ impl Memory {
         let peak = Arc::new(AtomicU64::new(start));
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, ended) = (peak.clone(), stop.clone());
-        std::thread::spawn(move || {
+        tokio::spawn(async move {
             while !ended.load(Ordering::Relaxed) {
                 seen.fetch_max(resident_kb(std::process::id()), Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(50));
+                tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
         Self { start, peak, stop }

@@ -79,7 +79,7 @@ fn settled(stats: &Stats) -> u64 {
 
 /// None before it has attached for the first time, and while the database is away.
 async fn standing(store: &Store, consumer: &str) -> Option<Consumer> {
-    let all = store.log_admin().ok()?.consumers().await.ok()?;
+    let all = store.log_admin().consumers().await.ok()?;
     all.into_iter().find(|one| one.name == consumer)
 }
 

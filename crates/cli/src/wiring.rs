@@ -122,7 +122,7 @@ impl Target {
     async fn connect(&self) -> Result<Store, Error> {
         match &self.url {
             DatabaseUrl::Sqlite(path) => {
-                let outbox = sqlite_of_shape(open_sqlite(path).await?, self.shape())?;
+                let outbox = open_sqlite(path).await?.shape(self.shape());
                 Ok(Store::Sqlite(match &self.database.spec {
                     Some(spec) => outbox.spec(spec.clone()),
                     None => outbox,
@@ -136,10 +136,10 @@ impl Target {
     }
 
     /// The SQL that `migrate` would run.
-    pub(crate) fn migration_sql(&self) -> Result<String, Error> {
+    pub(crate) fn migration_sql(&self) -> String {
         match &self.url {
-            DatabaseUrl::Sqlite(_) => sqlite_migration_sql(self.shape()),
-            DatabaseUrl::Postgres(_) => Ok(PgOutbox::migration_sql(&self.pg_options())),
+            DatabaseUrl::Sqlite(_) => SqliteOutbox::migration_sql(self.shape()),
+            DatabaseUrl::Postgres(_) => PgOutbox::migration_sql(&self.pg_options()),
         }
     }
 
@@ -150,27 +150,6 @@ impl Target {
     fn pg_options(&self) -> PgOptions {
         PgOptions { shape: self.shape(), ..pg_options(&self.database) }
     }
-}
-
-// MERGE(sqlite): `Ok(outbox.shape(shape))`.
-fn sqlite_of_shape(outbox: SqliteOutbox, shape: Shape) -> Result<SqliteOutbox, Error> {
-    match shape {
-        Shape::Queue => Ok(outbox),
-        Shape::Log => Err(no_sqlite_log()),
-    }
-}
-
-// MERGE(sqlite): `Ok(SqliteOutbox::migration_sql(shape))`.
-fn sqlite_migration_sql(shape: Shape) -> Result<String, Error> {
-    match shape {
-        Shape::Queue => Ok(SqliteOutbox::migration_sql()),
-        Shape::Log => Err(no_sqlite_log()),
-    }
-}
-
-// MERGE(sqlite): goes away.
-fn no_sqlite_log() -> Error {
-    Error::permanent("not_in_this_build", "\"log\" for SQLite is not in this build yet")
 }
 
 /// One plain connection first: a pool tries on in silence until its time is up, and then tells only that.
@@ -254,30 +233,27 @@ impl Store {
     }
 
     /// The operator's side of a log. Of a queue each of its verbs is an error that says so.
-    pub(crate) fn log_admin(&self) -> Result<&dyn LogAdmin, Error> {
+    pub(crate) fn log_admin(&self) -> &dyn LogAdmin {
         match self {
-            // MERGE(sqlite): `Ok(outbox)`.
-            Self::Sqlite(_) => Err(no_sqlite_log()),
-            Self::Postgres(outbox) => Ok(outbox),
+            Self::Sqlite(outbox) => outbox,
+            Self::Postgres(outbox) => outbox,
         }
     }
 
     /// The relay's side.
-    pub(crate) fn source(&self, read: &Reading) -> Result<Arc<dyn Source>, Error> {
-        Ok(match (self, read) {
+    pub(crate) fn source(&self, read: &Reading) -> Arc<dyn Source> {
+        match (self, read) {
             (Self::Sqlite(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
-            // MERGE(sqlite): `Arc::new(outbox.log(log.clone()))`.
-            (Self::Sqlite(_), Reading::Log(_)) => return Err(no_sqlite_log()),
+            (Self::Sqlite(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
             (Self::Postgres(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
             (Self::Postgres(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
-        })
+        }
     }
 
     /// Whether it can only be followed, for its rows have no status.
     pub(crate) fn is_log(&self) -> bool {
         match self {
-            // MERGE(sqlite): by the spec of the detected outbox, as below.
-            Self::Sqlite(_) => false,
+            Self::Sqlite(outbox) => outbox.table().status.is_none(),
             Self::Postgres(outbox) => outbox.spec().status.is_none(),
         }
     }
@@ -293,8 +269,7 @@ impl Store {
     /// As what the database says it was made for.
     async fn detect(self) -> Result<Self, Error> {
         Ok(match self {
-            // MERGE(sqlite): `Self::Sqlite(outbox.detect().await?)`.
-            Self::Sqlite(outbox) => Self::Sqlite(outbox),
+            Self::Sqlite(outbox) => Self::Sqlite(outbox.detect().await?),
             Self::Postgres(outbox) => Self::Postgres(outbox.detect().await?),
         })
     }

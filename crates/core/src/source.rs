@@ -216,6 +216,12 @@ impl Ownership {
         self.0.deadline_ms.fetch_max(deadline, Ordering::AcqRel);
     }
 
+    /// Another one with the same deadline, which outlives this one's [`Ownership::lose`].
+    pub(crate) fn succeed(&self) -> Self {
+        let deadline_ms = AtomicU64::new(self.0.deadline_ms.load(Ordering::Acquire));
+        Self(Arc::new(OwnershipInner { start: self.0.start, deadline_ms, lost: CancellationToken::new() }))
+    }
+
     /// Ends it.
     pub fn lose(&self) {
         self.0.lost.cancel();

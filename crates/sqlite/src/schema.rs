@@ -221,13 +221,8 @@ fn outbox_tables(sql: &Sql) -> Vec<String> {
 }
 
 impl SqliteOutbox {
-    /// The statements that `migrate` runs on an empty database for a queue, for those who run them by hand.
-    pub fn migration_sql() -> String {
-        Self::migration_sql_for(Shape::Queue)
-    }
-
-    /// The same for either shape.
-    pub fn migration_sql_for(shape: Shape) -> String {
+    /// The statements that `migrate` runs on an empty database, for those who run them by hand.
+    pub fn migration_sql(shape: Shape) -> String {
         let sql = Sql::new(TableSpec::of_shape(shape, None, &Self::canonical_sql().spec.table));
         let mut statements: Vec<String> = vec![META.into()];
         for part in parts(&sql) {

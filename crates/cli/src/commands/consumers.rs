@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub(crate) async fn list(args: &ConsumersListArgs) -> Outcome {
-    let consumers = open_log(&args.database).await?.log_admin()?.consumers().await?;
+    let consumers = open_log(&args.database).await?.log_admin().consumers().await?;
     if args.output.json {
         return output::json(&consumers);
     }
@@ -67,7 +67,7 @@ fn note(one: &Consumer) -> String {
 
 pub(crate) async fn show(args: &ConsumerShowArgs) -> Outcome {
     let args = &args.one;
-    let one = find(open_log(&args.database).await?.log_admin()?, &args.name).await?;
+    let one = find(open_log(&args.database).await?.log_admin(), &args.name).await?;
     if args.output.json {
         return output::json(&one);
     }
@@ -139,7 +139,7 @@ pub(crate) async fn seek(args: &SeekArgs) -> Outcome {
         (None, None) => SeekTo::Earliest,
     };
     let store = open_log(&one.database).await?;
-    let log = store.log_admin()?;
+    let log = store.log_admin();
     let mut options = SeekOptions { dry_run: true, forget_inbox: args.forget_inbox };
     if !args.dry_run && !args.yes && is_interactive() {
         let would = log.seek(&one.name, to, options).await?;
@@ -196,7 +196,7 @@ fn confirm(what: &str) -> Outcome {
 }
 
 pub(crate) async fn pause(args: &OneConsumer, paused: bool) -> Outcome {
-    open_log(&args.database).await?.log_admin()?.pause(&args.name, paused).await?;
+    open_log(&args.database).await?.log_admin().pause(&args.name, paused).await?;
     if args.output.json {
         return output::json(&json!({"consumer": args.name, "paused": paused}));
     }
@@ -207,7 +207,7 @@ pub(crate) async fn pause(args: &OneConsumer, paused: bool) -> Outcome {
 pub(crate) async fn remove(args: &RemoveArgs) -> Outcome {
     let one = &args.one;
     let store = open_log(&one.database).await?;
-    let log = store.log_admin()?;
+    let log = store.log_admin();
     if !args.yes && is_interactive() {
         let found = find(log, &one.name).await?;
         confirm(&format!(
@@ -227,7 +227,7 @@ pub(crate) async fn remove(args: &RemoveArgs) -> Outcome {
 
 pub(crate) async fn lag(args: &LagArgs) -> Outcome {
     let args = &args.one;
-    let lag = open_log(&args.database).await?.log_admin()?.lag(&args.name).await?;
+    let lag = open_log(&args.database).await?.log_admin().lag(&args.name).await?;
     if args.output.json {
         return output::json(&json!({"consumer": args.name, "lag": lag}));
     }
@@ -241,7 +241,7 @@ pub(crate) async fn parked(args: &ParkedArgs) -> Outcome {
         limit: args.limit as usize,
         ..parked_filter(Some(&args.one.name), &args.filter)
     };
-    let rows = open_log(&args.one.database).await?.log_admin()?.parked(&wanted).await?;
+    let rows = open_log(&args.one.database).await?.log_admin().parked(&wanted).await?;
     print_parked(&rows, args.one.output.json, "nothing is parked")
 }
 

@@ -24,7 +24,7 @@ const PAGE: usize = 1_000;
 /// The log of a store that is one. A queue has no consumers to ask for.
 fn log_of<'a>(store: &'a Store, of: &ConsumerArg) -> Outcome<Option<&'a dyn LogAdmin>> {
     if store.is_log() {
-        return Ok(Some(store.log_admin()?));
+        return Ok(Some(store.log_admin()));
     }
     match &of.consumer {
         Some(_) => Err(Failure::usage("--consumer is for a log, and this outbox is a queue: leave it out")),

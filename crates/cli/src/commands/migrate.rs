@@ -21,7 +21,7 @@ pub(crate) async fn run(args: &MigrateArgs) -> Outcome {
         None => {}
     }
     if args.print {
-        let sql = target.migration_sql()?;
+        let sql = target.migration_sql();
         return output::line(sql.trim_end());
     }
     let store = target.create().await?;

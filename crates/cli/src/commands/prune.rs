@@ -71,7 +71,7 @@ async fn of_log(args: &PruneArgs, store: &Store, keep: Option<Duration>, configu
         return Err(Failure::usage("the config keeps the log for ever; say how long with --keep DURATION"));
     };
     let wait_for_consumers = configured.log_waits_for_consumers && !args.ignore_consumers;
-    let admin = store.log_admin()?;
+    let admin = store.log_admin();
     let bar = counter("events removed");
     let wanted = log::Retention { keep, wait_for_consumers };
     let pruned = admin.prune_log(wanted, &|total| bar.set_position(total)).await;

@@ -133,18 +133,20 @@ impl Group {
     /// Comes back under a new name after an eviction.
     pub(crate) fn reborn(&mut self, member: Member) {
         tracing::warn!(relay = %self.member.id, "evicted after its lease ran out; joining again");
-        // What is lost stays so. If the answer to joining is lost, the next heartbeat renews the new one.
-        self.suspend();
+        self.ownership.lose();
+        // What is lost stays so. If the answer to joining is lost, the next heartbeat renews this one.
+        self.ownership = Ownership::leased(Instant::now(), Duration::ZERO);
         self.generation += 1;
         self.member = member;
         self.owned.clear();
         self.giving.clear();
     }
 
-    /// Ends what was handed out under this ownership, and hands out nothing more before the next heartbeat.
-    pub(crate) fn suspend(&mut self) {
+    /// Ends what was handed out under this ownership, though not the lease itself.
+    pub(crate) fn recall(&mut self) {
+        let next = self.ownership.succeed();
         self.ownership.lose();
-        self.ownership = Ownership::leased(Instant::now(), Duration::ZERO);
+        self.ownership = next;
     }
 
     /// Takes in what a heartbeat brought that was sent at `since`. Returns whether a lease that had run out is

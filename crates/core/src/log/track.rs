@@ -568,7 +568,7 @@ impl Track {
                 Halt::Stop(_) => {}
             }
             // What the relay still has is not to be sent any more.
-            self.group.suspend();
+            self.group.recall();
         }
         settled
     }

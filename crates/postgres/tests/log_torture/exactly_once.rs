@@ -40,6 +40,6 @@ async fn a_counter_ends_at_the_number_of_committed_events() {
     println!(
         "{kills} kills, {worked} of them of a consumer that had counted; {committed} events committed, {counted} counted"
     );
-    assert_eq!(counted as u64, committed);
+    assert_eq!(counted.cast_unsigned(), committed);
     assert!(worked >= 2, "the kills have hit nobody at work");
 }

@@ -54,7 +54,8 @@ pub(crate) async fn follow(
         seen.lock().unwrap().push(Vec::new());
         let end = Instant::now() + Duration::from_millis(fastrand::u64(200..1_500));
         let mut fenced = false;
-        while !stop.load(Ordering::Relaxed) && !fenced && !(restarts && Instant::now() > end) {
+        let goes = || !stop.load(Ordering::Relaxed) && (!restarts || Instant::now() < end);
+        while goes() && !fenced {
             let Ok(batch) = log.next(Limits { events: 500, bytes: 8 << 20 }).await else {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;

@@ -200,7 +200,7 @@ async fn the_printed_sql_of_a_log_is_what_migrate_does() {
     use airtight_core::admin::Admin;
     let fixture = Fixture::log().await;
     let printed = Fixture::empty().await;
-    let statements = SqliteOutbox::migration_sql_for(Shape::Log);
+    let statements = SqliteOutbox::migration_sql(Shape::Log);
     sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(printed.outbox.pool()).await.unwrap();
     let printed = Fixture { outbox: printed.outbox.clone().shape(Shape::Log), dir: printed.dir };
     assert!(printed.outbox.migrate().await.unwrap().is_empty());

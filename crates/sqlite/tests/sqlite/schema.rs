@@ -42,7 +42,10 @@ async fn a_newer_schema_is_refused() {
 async fn the_printed_sql_is_what_migrate_does() {
     let fixture = Fixture::new().await;
     let printed = Fixture::empty().await;
-    sqlx::raw_sql(AssertSqlSafe(SqliteOutbox::migration_sql())).execute(printed.outbox.pool()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(SqliteOutbox::migration_sql(airtight_core::table::Shape::Queue)))
+        .execute(printed.outbox.pool())
+        .await
+        .unwrap();
     assert!(printed.outbox.migrate().await.unwrap().is_empty());
     let schema = "SELECT group_concat(sql, ';') FROM (SELECT sql FROM sqlite_schema ORDER BY name)";
     assert_eq!(printed.text(schema).await, fixture.text(schema).await);

@@ -141,10 +141,7 @@ async fn relay_all(
             consumer = pipeline.read.consumer(),
             "relaying"
         );
-        let source = bars
-            .store
-            .source(&pipeline.read)
-            .map_err(|error| Failure::from(error).context(format!("pipeline `{}`", pipeline.name)))?;
+        let source = bars.store.source(&pipeline.read);
         let relay = Relay::from_parts(source, sink).policy(pipeline.policy.clone()).name(&pipeline.name);
         if let Some(consumer) = pipeline.read.consumer() {
             bars.add(consumer, relay.stats());

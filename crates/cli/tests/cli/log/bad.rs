@@ -1,7 +1,6 @@
 //! Bad input: an error that says what to do, and nothing moves.
 
 use super::{Log, keys};
-use crate::support::Shop;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_makes_no_sense_moves_nothing() {
@@ -88,19 +87,4 @@ async fn a_queue_has_no_consumers() {
     log.write("airtight.toml", "[pipelines.a]\nread = \"log\"\nto = \"null:\"\n");
     let ran = log.run(&["check", "-c", "airtight.toml"]);
     assert!(ran.code == Some(1) && ran.stdout.contains("pipelines.a: the outbox is a queue"), "{ran:?}");
-}
-
-// MERGE(sqlite): goes away; what is above then holds for SQLite, too.
-#[test]
-fn sqlite_says_that_it_has_no_log_yet() {
-    let shop = Shop::new();
-    for args in [
-        &["migrate", "--shape", "log", "--url", "sqlite:log.db"] as &[&str],
-        &["migrate", "--shape", "log", "--print"],
-        &["consumers", "list"],
-        &["run", "--read", "log", "--consumer", "x", "--to", "null:", "--drain"],
-    ] {
-        let error = shop.run(args).error(1);
-        assert!(error.ends_with("\"log\" for SQLite is not in this build yet"), "{args:?}: {error}");
-    }
 }
