@@ -7,7 +7,7 @@
 //! # The rule
 //!
 //! 1. Read ascending on the plain `seq`, before any filter on stream or partition, and stop at the first hole.
-//!    Let `top` be the greatest `seq` that this read has seen.
+//!    Then let `top` be the newest value of the sequence.
 //! 2. In a *later* statement, note who holds `RowExclusiveLock` on the **sequence** behind `seq`.
 //! 3. Wait until none of these is left. Then note the holders that have no process, which are prepared
 //!    transactions, and wait for them, too.
@@ -15,9 +15,9 @@
 //!
 //! # Why it misses nothing
 //!
-//! Take a hole `h < top` and the transaction `T` that drew it. The sequence hands values out in ascending order,
-//! one at a time (`CACHE 1`, `INCREMENT 1`, no `CYCLE`; [`super::check`] refuses others), and somebody had drawn
-//! `top` when it was read: so `T` had drawn `h` before step 1 ended. `nextval` locks the sequence before it draws
+//! Take a hole `h ≤ top` and the transaction `T` that drew it. The sequence hands values out in ascending order,
+//! one at a time (`CACHE 1`, `INCREMENT 1`, no `CYCLE`; [`super::check`] refuses others), and `top` had been drawn
+//! when it was read: so `T` had drawn `h` before step 1 ended. `nextval` locks the sequence before it draws
 //! and keeps that lock until its transaction ends; a transaction that ends becomes visible first and releases its
 //! locks afterwards. So at step 2 there are two cases:
 //!
@@ -66,6 +66,12 @@ struct Watch {
     server: String,
 }
 
+impl Watch {
+    fn new(top: i64, holders: &Holders) -> Self {
+        Self { top, noted: holders.all.clone(), prepared: false, server: holders.server.clone() }
+    }
+}
+
 /// Those who hold the sequence, as one statement saw them.
 #[derive(Debug)]
 pub(super) struct Holders {
@@ -96,13 +102,19 @@ impl Holes {
         self.decided_to
     }
 
-    /// Takes in who holds the sequence, as seen after a read that had seen `top` and was stopped by a hole.
-    /// Returns whether holes were decided, so that reading again leads further.
+    /// Whether somebody is waited for. If not, the next look begins a new watch.
+    pub(super) fn is_watching(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// Takes in who holds the sequence, as seen after `top` had been drawn. Returns whether holes were decided, so that reading again leads further.
     pub(super) fn look(&mut self, top: i64, holders: Holders) -> bool {
         let mut watch = match self.watch.take() {
             // Names of another server, or of another life of this one, mean nothing.
             Some(watch) if watch.server == holders.server => watch,
-            _ => Watch { top, noted: holders.all.clone(), prepared: false, server: holders.server.clone() },
+            // Such a watch has no `top` of its own: nothing is decided by it, and the next one begins with one.
+            Some(_) => Watch::new(0, &holders),
+            None => Watch::new(top, &holders),
         };
         watch.noted.retain(|noted| holders.all.contains(noted));
         if watch.noted.is_empty() && !watch.prepared {

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `holes` | when a `seq` that is missing is missing for ever |
 //! | `check` | which tables can be followed |
+//! | `ahead` | reading pages before they are asked for |
 //! | `read` | reading on, reading again, parked events that are due |
 //! | `settle` | offsets and parked events, in one transaction |
 //! | `consumers` | consumers and where they stand |
@@ -14,6 +15,7 @@
 //! | `admin` | the operator's side: wiring of the above |
 
 pub(crate) mod admin;
+mod ahead;
 mod check;
 mod consumers;
 mod holes;
@@ -40,12 +42,10 @@ use airtight_core::{
 };
 use async_trait::async_trait;
 use sqlx::PgConnection;
-use tokio_util::{
-    sync::{CancellationToken, DropGuard},
-    task::AbortOnDropHandle,
-};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::{
+    ahead::{Ahead, PAGE_BYTES},
     check::Sequence,
     holes::Holes,
     read::{Ask, Page},
@@ -79,13 +79,6 @@ pub struct PgLog {
     row_bytes: AtomicUsize,
     ahead: Mutex<Option<Ahead>>,
     maintenance: OnceLock<DropGuard>,
-}
-
-/// A page that is being read before it is asked for.
-#[derive(Debug)]
-struct Ahead {
-    ask: Ask,
-    page: AbortOnDropHandle<Result<Page>>,
 }
 
 /// A log's table as the database has it.
@@ -241,7 +234,7 @@ impl LogStore for PgLog {
     async fn positions(&self, member: &Member, partitions: &[u16]) -> Result<Vec<Standing>> {
         // Offsets may have been moved back, over holes that retention has made since.
         self.holes().forget();
-        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.forget_ahead();
         consumers::positions(&self.outbox, self.table()?, member, partitions).await
     }
 
@@ -263,9 +256,8 @@ impl LogStore for PgLog {
                 }
                 return Ok(page.into_read(reach, false));
             }
-            let top = page.rows.last().map_or(request.after, |row| row.seq);
-            let holders = holes::holders(&self.outbox, table.sequence.oid).await?;
-            let decided = self.holes().look(top, holders);
+            self.forget_ahead();
+            let decided = self.look(table).await?;
             if !decided || reach.through > request.after {
                 return Ok(page.into_read(reach, decided));
             }
@@ -311,34 +303,46 @@ impl LogStore for PgLog {
 }
 
 impl PgLog {
+    /// Looks who may still fill holes, in statements that are younger than what was read. A new watch is about
+    /// everything that was drawn before it began. Returns whether holes were decided.
+    async fn look(&self, table: &LogTable) -> Result<bool> {
+        let mut top = 0;
+        if !self.holes().is_watching() {
+            let mut conn = self.outbox.acquire().await?;
+            top = consumers::last_value(&self.outbox, &mut conn, table).await?;
+            conn.commit().await?;
+        }
+        let holders = holes::holders(&self.outbox, table.sequence.oid).await?;
+        Ok(self.holes().look(top, holders))
+    }
+
     /// The page that was read ahead, if it is the one that is wanted now; else a fresh one.
     async fn page(&self, request: &ReadRequest<'_>) -> Result<Page> {
         let ask = Ask::new(request, self.limit(request));
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let page = match ahead.filter(|ahead| ask.is_served_by(&ahead.ask)) {
-            // An error there is met again here.
-            Some(ahead) => ahead.page.await.ok().and_then(Result::ok),
-            None => None,
-        };
-        let page = match page {
-            Some(page) => page,
-            None => {
-                let decided_to = self.holes().decided_to();
-                read::page(&self.outbox, self.table()?, &ask, decided_to).await?
-            }
-        };
+        if let Some(mut ahead) = ahead
+            && let Some(page) = ahead.page(&ask).await
+        {
+            *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+            return Ok(page);
+        }
+        let decided_to = self.holes().decided_to();
+        let page = read::page(&self.outbox, self.table()?, &ask, decided_to).await?;
         self.learn(&page);
         Ok(page)
     }
 
-    /// Begins to read on while the last page is being delivered.
+    /// Begins to read on from `after` while what was read is being delivered, unless that is under way.
     fn read_ahead(&self, request: &ReadRequest<'_>, after: i64) {
-        let Some(table) = self.table.get().cloned() else { return };
-        let ask = Ask { after, ..Ask::new(request, self.limit(request)) };
-        let (outbox, decided_to, asked) = (self.outbox.clone(), self.holes().decided_to(), ask.clone());
-        let page = tokio::spawn(async move { read::page(&outbox, &table, &asked, decided_to).await });
-        let ahead = Ahead { ask, page: AbortOnDropHandle::new(page) };
-        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(table) = self.table.get().filter(|_| ahead.is_none()).cloned() else { return };
+        let bytes = request.bytes.min(PAGE_BYTES);
+        let ask = Ask { after, bytes, ..Ask::new(request, self.limit(request)) };
+        *ahead = Some(Ahead::start(self.outbox.clone(), table, ask, self.holes().decided_to()));
+    }
+
+    fn forget_ahead(&self) {
+        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// How many rows to ask for, so that they probably fit the bytes.

@@ -21,7 +21,7 @@ const ROW_OVERHEAD: usize = 512;
 const BEHIND: i64 = 100;
 
 /// What a page is read by: all that it depends on, so that one can be read ahead.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Ask {
     pub(super) after: i64,
     pub(super) limit: usize,
@@ -45,15 +45,16 @@ impl Ask {
         }
     }
 
-    /// Whether a page that was read for `other` serves as well: within its bounds, from the same place.
-    pub(super) fn is_served_by(&self, other: &Self) -> bool {
-        other.limit <= self.limit
-            && other.bytes <= self.bytes
-            && Self { limit: self.limit, bytes: self.bytes, ..other.clone() } == *self
+    /// Whether another one reads the same rows in the same way, wherever it begins and however much it takes.
+    pub(super) fn is_read_like(&self, other: &Self) -> bool {
+        let Self { after: _, limit: _, bytes: _, max_payload, partitions, count, streams } = self;
+        (max_payload, partitions, count, streams)
+            == (&other.max_payload, &other.partitions, &other.count, &other.streams)
     }
 }
 
 /// Rows as one statement saw them.
+#[derive(Debug)]
 pub(super) struct Page {
     pub(super) rows: Vec<PageRow>,
     /// Up to where holes were decided when the statement began.
@@ -64,10 +65,17 @@ pub(super) struct Page {
     pub(super) full: bool,
 }
 
+#[derive(Debug)]
 pub(super) struct PageRow {
     pub(super) seq: i64,
     /// None where the row is not wanted: another partition's, or another stream's.
     row: Option<LogRow>,
+}
+
+impl PageRow {
+    fn bytes(&self) -> usize {
+        self.row.as_ref().map_or(64, InMemory::size)
+    }
 }
 
 impl Page {
@@ -78,6 +86,22 @@ impl Page {
             wanted.filter_map(|row| row.event.as_ref().ok()).map(|event| event.size()).collect();
         let total: usize = sizes.iter().sum();
         total.checked_div(sizes.len())
+    }
+
+    /// Cuts it to so many rows and bytes, though at least one; returns the rest.
+    pub(super) fn cut(&mut self, rows: usize, bytes: usize) -> Option<Page> {
+        let mut taken = 0;
+        let fits = self.rows.iter().take_while(|row| {
+            taken += row.bytes();
+            taken <= bytes
+        });
+        let keep = fits.count().min(rows).max(1);
+        if keep >= self.rows.len() {
+            return None;
+        }
+        let rest = Page { rows: self.rows.split_off(keep), ..*self };
+        self.full = true;
+        Some(rest)
     }
 
     /// The rows within reach. `again`: holes were decided that stopped it.
@@ -151,11 +175,9 @@ pub(super) async fn page(outbox: &PgOutbox, table: &LogTable, ask: &Ask, decided
         page.floor = row.try_get::<Option<i64>, _>(2).map_err(&failed)?.unwrap_or(0);
         let wanted = layout.is_there(&row)?;
         let row = wanted.then(|| log_row(&row, layout, table, ask.max_payload, place, part));
-        bytes += row
-            .as_ref()
-            .and_then(|row| row.event.as_ref().ok())
-            .map_or(64, |event| event.size() + ROW_OVERHEAD / 2);
-        page.rows.push(PageRow { seq: place, row });
+        let row = PageRow { seq: place, row };
+        bytes += row.bytes();
+        page.rows.push(row);
         if bytes >= ask.bytes {
             page.full = true;
             break;
