@@ -39,7 +39,7 @@ INSERT INTO {schema}.log (outbox) VALUES ({literal:outbox}) ON CONFLICT DO NOTHI
 -- How far a consumer is behind, at the price of two look-ups: for a producer that holds back a backfill, or
 -- topics that can wait, while somebody is. NULL for a consumer that is not there.
 CREATE FUNCTION {function:backlog}(consumer text) RETURNS bigint LANGUAGE sql STABLE AS $body$
-    SELECT greatest(s.last_value - p.last_seq, 0)
+    SELECT CASE WHEN p.last_seq IS NOT NULL THEN greatest(s.last_value - p.last_seq, 0) END
     FROM (SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS last_value FROM {sequence}) AS s,
          (SELECT min(last_seq) AS last_seq FROM {schema}.partition
           WHERE outbox = {literal:outbox} AND grp = 'log:' || $1) AS p
