@@ -5,6 +5,7 @@
 mod claim;
 mod drain;
 mod idle;
+mod latency;
 mod log;
 mod sample;
 mod sqlite;
@@ -39,6 +40,15 @@ enum Bench {
         #[arg(long, default_value_t = 1_000_000)]
         events: i64,
     },
+    /// From commit to a log's consumer, with and without an unrelated transaction left open.
+    Latency {
+        /// Events a second.
+        #[arg(long, default_value_t = 200)]
+        rate: u32,
+        /// How long each of eight rounds lasts.
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+    },
     /// Publishing into and draining an SQLite file.
     Sqlite {
         /// How many events.
@@ -70,6 +80,7 @@ async fn main() {
         Bench::Drain { events, baseline_seconds } => drain::run(&db, events, baseline_seconds).await,
         Bench::Claim { backlog, claims } => claim::run(&db, backlog, claims).await,
         Bench::Log { events } => log::run(&db, events).await,
+        Bench::Latency { rate, seconds } => latency::run(&db, rate, seconds).await,
         Bench::Sqlite { .. } => unreachable!("needs no server, and has returned"),
         Bench::Idle { binary, seconds } => idle::run(&db, &binary, seconds).await,
     }
