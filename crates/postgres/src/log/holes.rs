@@ -26,6 +26,7 @@
 //!   until it is prepared. When the noted ones are gone, `T` has ended (as above), or it was prepared. A prepared
 //!   transaction still holds the lock, but under another name and without a process: hence the second half of
 //!   step 3, in a statement after the first half was seen to be true. When these are gone, too, `T` has ended.
+//!   (Newer servers keep the name through PREPARE, and lose it only when they restart. Both are right here.)
 //!
 //! # What would be wrong
 //!
