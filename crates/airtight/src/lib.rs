@@ -5,9 +5,9 @@
 //!
 //! | feature | module | what it brings |
 //! | --- | --- | --- |
-//! | `sqlite` (default) | `sqlite` | an outbox in an SQLite file |
-//! | `postgres` (default) | `postgres` | an outbox in PostgreSQL, through sqlx |
-//! | `tokio-postgres` | `postgres` | publishing through tokio-postgres as well |
+//! | `sqlite` (default) | `sqlite` | an outbox in an SQLite file: queue, log, inbox |
+//! | `postgres` (default) | `postgres` | an outbox in PostgreSQL, through sqlx: queue, log, inbox |
+//! | `tokio-postgres` | `postgres` | publishing, and asking the inbox, through tokio-postgres as well |
 //! | `webhook` | `webhook` | a sink that signs and posts events over HTTP |
 
 pub use airtight_core::*;
@@ -29,11 +29,15 @@ mod documents {
     struct Contributing;
     #[doc = include_str!("../../../docs/semantics.md")]
     struct Semantics;
+    #[doc = include_str!("../../../docs/operations.md")]
+    struct Operations;
     #[doc = include_str!("../../../docs/adding-a-sink.md")]
     struct AddingASink;
 
     #[doc = concat!("```\n", include_str!("../../../examples/in_process.rs"), "\n```")]
     struct InProcess;
+    #[doc = concat!("```\n", include_str!("../../../examples/log_consumer.rs"), "\n```")]
+    struct LogConsumer;
     #[doc = concat!("```no_run\n", include_str!("../../../examples/postgres_webhook.rs"), "\n```")]
     struct PostgresWebhook;
 }

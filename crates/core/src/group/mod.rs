@@ -2,8 +2,8 @@
 //!
 //! A group is made of relays that read the same thing the same way: a queue's streams with one order, or a log
 //! as one consumer. Each has a lease, renewed by a heartbeat; partitions are taken and given until every relay
-//! has its fair share. [`Members`] is what a database must do for that, [`Group`] is what one relay knows, and
-//! [`balance`] is the arithmetic.
+//! has its fair share. [`Members`] is what a database must do for that, `Group` is what one relay knows, and
+//! `balance` is the arithmetic.
 
 mod balance;
 
