@@ -92,8 +92,9 @@ BEGIN
 END $body$;
 
 -- For those who want to be woken up: attached only by `migrate --notify`, since NOTIFY serialises commits and
--- keeps a transaction from being prepared. Once per statement, with the highest seq drawn so far.
-CREATE FUNCTION {function:notify}() RETURNS trigger LANGUAGE plpgsql AS $body$
+-- keeps a transaction from being prepared. Once per statement, with the highest seq drawn so far, which a
+-- publisher need not have the right to read.
+CREATE FUNCTION {function:notify}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
     PERFORM pg_notify({literal:channel}, (SELECT last_value::text FROM {sequence}));
     RETURN NULL;

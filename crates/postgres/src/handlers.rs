@@ -4,7 +4,7 @@
 use std::{collections::HashMap, collections::HashSet, sync::Arc};
 
 use airtight_core::{
-    Capabilities, Delivery, Error, Event, Outcome, Position, Result, Sink,
+    Capabilities, Class, Delivery, Error, Event, Outcome, Position, Result, Sink,
     dispatch::{Context, decode},
     inbox::DedupeKey,
     log::Log,
@@ -167,7 +167,11 @@ impl PgHandlers {
             .collect();
         let committing = log.committing(&delivered).await;
         let settled = !committing.is_fenced()
-            && log.store().settle_in(&mut tx, committing.member(), committing.changes()).await?;
+            && log
+                .store()
+                .settle_in(&mut tx, committing.member(), committing.changes())
+                .await
+                .map_err(not_their_fault)?;
         if !settled {
             return Err(Error::retryable(
                 "fenced",
@@ -182,6 +186,28 @@ impl PgHandlers {
             }
         }
         Ok(outcomes)
+    }
+
+    /// The same with a transaction for each event. Behind one that fails, its key waits.
+    async fn one_by_one(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(batch.len());
+        let mut failed_keys: HashSet<&str> = HashSet::new();
+        for delivery in batch {
+            let key = delivery.event.aggregate_id.as_str();
+            let outcome = if failed_keys.contains(key) {
+                Outcome::Skipped
+            } else {
+                match self.handle_batch(std::slice::from_ref(delivery)).await {
+                    Ok(mut outcomes) => outcomes.pop().unwrap_or(Outcome::Skipped),
+                    Err(error) => Outcome::Failed(error),
+                }
+            };
+            if !matches!(outcome, Outcome::Delivered | Outcome::Committed) {
+                failed_keys.insert(key);
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
     }
 
     /// One event in a savepoint. An error of the database's connection ends the batch; one of the handler's is
@@ -208,7 +234,11 @@ impl PgHandlers {
                 format!("no handler for event type `{}`", event.event_type),
             ));
         };
-        if !self.inbox.first_time_for(conn, &self.consumer, &event, &self.dedupe).await? {
+        let key = self.dedupe.of(&event)?;
+        // The place means something to this log's consumer only.
+        let seq = self.log.as_ref().map(|_| event.seq);
+        let first = self.inbox.note(conn, &self.consumer, &key, seq).await.map_err(not_their_fault)?;
+        if !first {
             tracing::debug!(consumer = self.consumer, eventId = event.id, "seen before; passed over");
             return Ok(());
         }
@@ -230,8 +260,20 @@ impl Sink for PgHandlers {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         match self.handle_batch(batch).await {
             Ok(outcomes) => outcomes,
+            // Something only the commit has found (a deferred constraint): whose fault it is shows one by one.
+            Err(error) if error.class() == Class::Permanent && batch.len() > 1 => {
+                self.one_by_one(batch).await
+            }
             // Nothing of the batch was committed; or, if the answer was lost, the inbox knows.
             Err(error) => vec![Outcome::Failed(error); batch.len()],
         }
+    }
+}
+
+/// An inbox or an offset that cannot be written is nothing that an event could be dead for.
+fn not_their_fault(error: Error) -> Error {
+    match error.class() {
+        Class::Permanent => Error::unavailable(error.code().to_owned(), error.message()),
+        Class::Retryable | Class::Unavailable => error,
     }
 }

@@ -55,7 +55,7 @@ impl Inbox {
         self.note(conn, consumer, &dedupe.of(event)?, Some(event.seq)).await
     }
 
-    async fn note(
+    pub(crate) async fn note(
         &self,
         conn: &mut PgConnection,
         consumer: &str,

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
 
+#[path = "log/handlers.rs"]
+mod handlers;
 #[path = "log/support.rs"]
 mod support;
 #[path = "log/table.rs"]

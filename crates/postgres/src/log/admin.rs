@@ -12,6 +12,7 @@ use airtight_core::{
         SeekOptions, SeekTo, unknown_consumer,
     },
     state::State,
+    table::quote,
 };
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row};
@@ -24,7 +25,7 @@ use super::{
 use crate::{
     PgOutbox,
     admin::{list_row, matching, relays},
-    columns::col,
+    columns::{col, qualified},
     decode,
     error::doing,
     outbox::Conn,
@@ -148,6 +149,19 @@ impl LogAdmin for PgOutbox {
             .execute(conn.get())
             .await
             .map_err(doing("removing the consumer"))?;
+        if let Some(offsets) = &table.columns.spec.log.offsets {
+            let sql = format!(
+                "DELETE FROM {} WHERE {} = $1",
+                qualified(offsets.schema.as_deref(), &offsets.table),
+                quote(&offsets.consumer)
+            );
+            sqlx::query(AssertSqlSafe(sql))
+                .persistent(!self.pooled)
+                .bind(consumer)
+                .execute(conn.get())
+                .await
+                .map_err(doing("removing the consumer"))?;
+        }
         conn.commit().await
     }
 
@@ -396,7 +410,7 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             findings.push(Finding { fatal: true, message });
         } else if consumer.instances.is_empty() && consumer.lag_events > 0 {
             let message = format!(
-                "consumer `{name}` has {} events before it, and no relay works for it right now; retention waits for it. \
+                "consumer `{name}` is {} behind (in events), and no relay works for it right now; retention waits for it. \
                  One that is no longer needed: `airtight consumers remove {name}`",
                 consumer.lag_events
             );

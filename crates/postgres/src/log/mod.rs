@@ -200,7 +200,11 @@ impl Members for PgLog {
     }
 
     async fn leave(&self, member: &Member) -> Result<()> {
-        members::leave(&self.outbox, &self.table()?.columns, member).await
+        match self.table.get() {
+            Some(table) => members::leave(&self.outbox, &table.columns, member).await,
+            // It was refused before it joined.
+            None => Ok(()),
+        }
     }
 }
 

@@ -89,7 +89,7 @@ pub(super) async fn seek(
     };
     let group = format!("{}{consumer}", airtight_core::group::LOG_GROUP);
     let from = lock_offsets(outbox, &mut conn, &table, consumer, &group).await?;
-    let (again, skipped) = count(outbox, &mut conn, &table, &known, &group, to).await?;
+    let (again, skipped) = count(outbox, &mut conn, &table, &known, &group, (from, to)).await?;
     let mut seek =
         Seek { consumer: consumer.to_owned(), from, to, again, skipped, parked_dropped: 0, forgotten: 0 };
     if options.forget_inbox {
@@ -187,17 +187,19 @@ async fn count(
     table: &LogTable,
     known: &admin::Known,
     group: &str,
-    to: i64,
+    (from, to): (i64, i64),
 ) -> Result<(u64, u64)> {
     let failed = doing("counting events");
     let c = &table.columns;
     let sql = format!(
-        "WITH offsets AS (SELECT n, last_seq FROM {partition} WHERE outbox = $1 AND grp = $2) \
+        "WITH offsets AS (SELECT n, CASE WHEN {foreign} THEN $5 ELSE last_seq END AS last_seq FROM {partition} \
+           WHERE outbox = $1 AND grp = $2) \
          SELECT count(*) FILTER (WHERE {seq} > $3 AND {seq} <= o.last_seq) AS again, \
            count(*) FILTER (WHERE {seq} <= $3 AND {seq} > o.last_seq) AS skipped \
          FROM {table} t JOIN offsets o ON o.n = {part} \
          WHERE {seq} > least($3, (SELECT min(last_seq) FROM offsets)) AND {seq} <= greatest($3, (SELECT max(last_seq) FROM offsets)) \
            AND (cardinality($4::text[]) = 0 OR {stream} = ANY($4))",
+        foreign = c.spec.log.offsets.is_some(),
         partition = outbox.own("partition"),
         seq = table.seq(),
         table = c.table,
@@ -210,6 +212,7 @@ async fn count(
         .bind(group)
         .bind(to)
         .bind(&known.streams)
+        .bind(from)
         .fetch_one(conn.get())
         .await
         .map_err(&failed)?;
@@ -289,10 +292,12 @@ async fn move_all(
         .await
         .map_err(&failed)?;
     if let Some(offsets) = &table.columns.spec.log.offsets {
+        let touch = offsets.updated_at.as_ref().map(|column| format!(", {} = now()", quote(column)));
         let sql = format!(
-            "UPDATE {} SET {} = $2 WHERE {} = $1",
+            "UPDATE {} SET {} = $2{} WHERE {} = $1",
             qualified(offsets.schema.as_deref(), &offsets.table),
             quote(&offsets.last_seq),
+            touch.unwrap_or_default(),
             quote(&offsets.consumer)
         );
         sqlx::query(AssertSqlSafe(sql))
