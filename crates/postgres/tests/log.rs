@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
 
+#[path = "log/review.rs"]
+mod review;
 #[path = "log/support.rs"]
 mod support;
 #[path = "log/table.rs"]
