@@ -1,7 +1,11 @@
 //! Handlers that write to the same database: their writes, the inbox's entry and the offset are one transaction,
 //! so that each event has its effect exactly once.
 
-use std::{collections::HashMap, collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+};
 
 use airtight_core::{
     Capabilities, Class, Delivery, Error, Event, Outcome, Position, Result, Sink,
@@ -10,7 +14,7 @@ use airtight_core::{
     log::Log,
 };
 use async_trait::async_trait;
-use futures::future::BoxFuture;
+use futures::{FutureExt, future::BoxFuture};
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
@@ -139,8 +143,11 @@ impl PgHandlers {
     }
 
     async fn handle_batch(&self, batch: &[Delivery]) -> Result<Vec<Outcome>> {
-        let mut tx =
-            self.outbox.pool().begin().await.map_err(doing("beginning the handlers' transaction"))?;
+        // Without a database nothing can be handled, and no event is to blame.
+        let mut tx = self.outbox.pool().begin().await.map_err(|error| {
+            let error = doing("beginning the handlers' transaction")(error);
+            Error::unavailable(error.code().to_owned(), error.message())
+        })?;
         let mut outcomes = Vec::with_capacity(batch.len());
         let mut failed_keys: HashSet<&str> = HashSet::new();
         for delivery in batch {
@@ -188,38 +195,20 @@ impl PgHandlers {
         Ok(outcomes)
     }
 
-    /// The same with a transaction for each event. Behind one that fails, its key waits.
-    async fn one_by_one(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(batch.len());
-        let mut failed_keys: HashSet<&str> = HashSet::new();
-        for delivery in batch {
-            let key = delivery.event.aggregate_id.as_str();
-            let outcome = if failed_keys.contains(key) {
-                Outcome::Skipped
-            } else {
-                match self.handle_batch(std::slice::from_ref(delivery)).await {
-                    Ok(mut outcomes) => outcomes.pop().unwrap_or(Outcome::Skipped),
-                    Err(error) => Outcome::Failed(error),
-                }
-            };
-            if !matches!(outcome, Outcome::Delivered | Outcome::Committed) {
-                failed_keys.insert(key);
-            }
-            outcomes.push(outcome);
-        }
-        outcomes
-    }
-
     /// One event in a savepoint. An error of the database's connection ends the batch; one of the handler's is
     /// an outcome.
     async fn handle(&self, tx: &mut Transaction<'static, Postgres>, delivery: &Delivery) -> Result<Outcome> {
         let mut savepoint = tx.begin().await.map_err(doing("beginning a savepoint"))?;
         let event = Arc::new(delivery.event.clone());
         match self.run(&mut savepoint, event, delivery.attempt).await {
-            Ok(()) => {
-                savepoint.commit().await.map_err(doing("releasing a savepoint"))?;
-                Ok(Outcome::Delivered)
-            }
+            Ok(()) => match savepoint.commit().await {
+                Ok(()) => Ok(Outcome::Delivered),
+                // The handler has passed over an error of the database's. Dropped, the savepoint is rolled back.
+                Err(error @ sqlx::Error::Database(_)) => {
+                    Ok(Outcome::Failed(doing("releasing a savepoint")(error)))
+                }
+                Err(error) => Err(doing("releasing a savepoint")(error)),
+            },
             Err(error) => {
                 savepoint.rollback().await.map_err(doing("rolling back to a savepoint"))?;
                 Ok(Outcome::Failed(error))
@@ -242,8 +231,46 @@ impl PgHandlers {
             tracing::debug!(consumer = self.consumer, eventId = event.id, "seen before; passed over");
             return Ok(());
         }
-        handler(Context { event, attempt }, conn).await.map_err(|error| error.0)
+        // The call is inside as well: a handler may panic before it returns its future.
+        let handled = AssertUnwindSafe(async { handler(Context { event, attempt }, conn).await });
+        match handled.catch_unwind().await {
+            Ok(handled) => handled.map_err(|error| error.0),
+            Err(_) => Err(Error::retryable("panic", "the handler panicked")),
+        }
     }
+
+    /// Each event in a transaction of its own: something failed that is the whole transaction's, and only one of
+    /// them need be to blame.
+    async fn one_by_one(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(batch.len());
+        let mut failed_keys: HashSet<&str> = HashSet::new();
+        let mut ended: Option<Error> = None;
+        for delivery in batch {
+            let key = delivery.event.aggregate_id.as_str();
+            let outcome = match &ended {
+                Some(error) => Outcome::Failed(error.clone()),
+                None if failed_keys.contains(key) => Outcome::Skipped,
+                None => match self.handle_batch(std::slice::from_ref(delivery)).await {
+                    Ok(outcomes) => outcomes.into_iter().next().unwrap_or(Outcome::Skipped),
+                    Err(error) => {
+                        ended = Some(error.clone()).filter(|error| !may_be_one_events(error));
+                        Outcome::Failed(error)
+                    }
+                },
+            };
+            if !matches!(outcome, Outcome::Delivered | Outcome::Committed) {
+                failed_keys.insert(key);
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+}
+
+/// Whether what ended a transaction may be the doing of one event in it: a constraint that is checked at its end,
+/// two transactions in each other's way. Not a lost connection, or a lost partition.
+fn may_be_one_events(error: &Error) -> bool {
+    error.class() == Class::Permanent || error.code() == "postgres"
 }
 
 #[async_trait]
@@ -260,10 +287,7 @@ impl Sink for PgHandlers {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         match self.handle_batch(batch).await {
             Ok(outcomes) => outcomes,
-            // Something only the commit has found (a deferred constraint): whose fault it is shows one by one.
-            Err(error) if error.class() == Class::Permanent && batch.len() > 1 => {
-                self.one_by_one(batch).await
-            }
+            Err(error) if batch.len() > 1 && may_be_one_events(&error) => self.one_by_one(batch).await,
             // Nothing of the batch was committed; or, if the answer was lost, the inbox knows.
             Err(error) => vec![Outcome::Failed(error); batch.len()],
         }

@@ -4,6 +4,8 @@
 
 #[path = "log/handlers.rs"]
 mod handlers;
+#[path = "log/review.rs"]
+mod review;
 #[path = "log/support.rs"]
 mod support;
 #[path = "log/table.rs"]

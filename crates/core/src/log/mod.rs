@@ -256,6 +256,9 @@ impl<S: LogStore> Source for Log<S> {
         let member = shared.track().group.member.clone();
         shared.store.attach(&member, shared.options.start).await?;
         shared.join().await?;
+        // Once more, now that others see this one: of two that begin at the same time and read otherwise, each
+        // may have found nobody before.
+        shared.store.attach(&member, Start::Earliest).await?;
         shared.tick().await?;
         let beating = shared.clone();
         let task = tokio::spawn(async move { beating.keep_alive().await });
@@ -449,6 +452,11 @@ impl<S: LogStore> Shared<S> {
             track.group.reborn(self.options.member());
             track.keep_owned();
         }
+        let member = self.track().group.member.clone();
+        // One that was removed meanwhile is not made again.
+        self.store.watch(&member).await?;
+        // Others may have come meanwhile that read otherwise: what this one leaves out, they would take for done.
+        self.store.attach(&member, Start::Earliest).await?;
         self.join().await?;
         self.beat_once().await
     }

@@ -16,6 +16,9 @@ use crate::{PgOutbox, columns::qualified, error::doing, members, outbox::Conn};
 /// Counting what is left stops here: it is asked whether anything is.
 const BACKLOG_CAP: i64 = 100_000;
 
+/// The life of the server, as text.
+pub(super) const SERVER: &str = "extract(epoch FROM pg_postmaster_start_time())::text";
+
 /// Up to where retention has removed events, and when the newest of these was published.
 pub(super) async fn floor(
     outbox: &PgOutbox,
@@ -72,7 +75,7 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
     let last = last_value(outbox, &mut conn, table).await?;
     let stored: Vec<(i16, i64)> = {
         let sql = format!(
-            "SELECT n, coalesce(last_seq, 0) FROM {} WHERE outbox = $1 AND grp = $2 ORDER BY n",
+            "SELECT n, last_seq FROM {} WHERE outbox = $1 AND grp = $2 AND last_seq IS NOT NULL ORDER BY n",
             outbox.own("partition")
         );
         sqlx::query_as(AssertSqlSafe(sql))
@@ -154,7 +157,7 @@ async fn refuse_other_instances(
     let failed = doing("looking for other relays");
     // Those whose lease has run out must not come back.
     let sql = format!(
-        "WITH gone AS (DELETE FROM {relay} WHERE outbox = $1 AND grp = $2 AND expires_at <= now() AND $3) \
+        "WITH gone AS (DELETE FROM {relay} WHERE outbox = $1 AND grp = $2 AND expires_at <= now() AND id <> $4) \
          SELECT host, streams, ord FROM {relay} WHERE outbox = $1 AND grp = $2 AND expires_at > now() AND id <> $4 \
            AND (streams <> $5 OR ord <> $6 OR $3) LIMIT 1",
         relay = outbox.own("relay")
@@ -223,15 +226,36 @@ pub(super) async fn foreign_offset(
         .map_err(&failed)
 }
 
-/// Where partitions of the member's stand.
+/// Where partitions of the member's stand, and on which server. If that is another than before, what the member
+/// has under way is fenced: see `settle`.
 pub(super) async fn positions(
     outbox: &PgOutbox,
     table: &LogTable,
     member: &Member,
     partitions: &[u16],
-) -> Result<Vec<Standing>> {
+    before: Option<String>,
+) -> Result<(Vec<Standing>, String)> {
     let failed = doing("reading offsets");
     let mut conn = outbox.begin().await?;
+    let server: String = sqlx::query_scalar(AssertSqlSafe(format!("SELECT {SERVER}")))
+        .persistent(!outbox.pooled)
+        .fetch_one(conn.get())
+        .await
+        .map_err(&failed)?;
+    if before.is_some_and(|before| before != server) {
+        let sql = format!(
+            "UPDATE {} SET epoch = epoch + 1 WHERE outbox = $1 AND grp = $2 AND owner = $3",
+            outbox.own("partition")
+        );
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(&table.columns.outbox)
+            .bind(&member.group)
+            .bind(member.id)
+            .execute(conn.get())
+            .await
+            .map_err(&failed)?;
+    }
     let sql = format!(
         "SELECT n, epoch, coalesce(last_seq, 0) AS last_seq FROM {} \
          WHERE outbox = $1 AND grp = $2 AND owner = $3 AND n = ANY($4::smallint[]) ORDER BY n FOR SHARE",
@@ -250,8 +274,15 @@ pub(super) async fn positions(
         Some(offsets) => Some(foreign_offset(outbox, &mut conn, offsets, member.consumer(), None).await?),
         None => None,
     };
+    let mut smallest = foreign;
+    for row in &rows {
+        let offset: i64 = row.try_get("last_seq").map_err(&failed)?;
+        smallest = smallest.or(Some(offset)).map(|seq| if foreign.is_some() { seq } else { seq.min(offset) });
+    }
+    // Of those that a person must decide about there may be any number: only where they count.
     let sql = format!(
-        "SELECT (slot % {})::smallint, key, seq, state = 'waiting' OR $3 FROM {} WHERE outbox = $1 AND consumer = $2",
+        "SELECT (slot % {})::smallint, key, seq, state = 'waiting' OR $3 FROM {} WHERE outbox = $1 AND consumer = $2 \
+         AND (state = 'waiting' OR $3 OR seq > $4)",
         member.partitions.max(1),
         outbox.own("parked")
     );
@@ -260,6 +291,7 @@ pub(super) async fn positions(
         .bind(&table.columns.outbox)
         .bind(member.consumer())
         .bind(member.block_on_dead)
+        .bind(smallest.unwrap_or(0))
         .fetch_all(conn.get())
         .await
         .map_err(&failed)?;
@@ -289,14 +321,15 @@ pub(super) async fn positions(
             parked: places.remove(&n).unwrap_or_default().into_iter().filter(|seq| *seq > offset).collect(),
         });
     }
-    Ok(standings)
+    Ok((standings, server))
 }
 
-pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) -> Result<Watch> {
+/// What operators have said, and on which server.
+pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) -> Result<(Watch, String)> {
     let failed = doing("looking after the consumer");
     let mut conn = outbox.acquire().await?;
     let sql = format!(
-        "SELECT c.paused, c.revision, coalesce(l.floor, 0) AS floor, \
+        "SELECT c.paused, c.revision, coalesce(l.floor, 0) AS floor, {SERVER} AS server, \
            (SELECT min(last_seq) FROM {} WHERE outbox = $1 AND grp = $3 AND owner = $4) AS last_seq \
          FROM {} c LEFT JOIN {} l ON l.outbox = c.outbox WHERE c.outbox = $1 AND c.name = $2",
         outbox.own("partition"),
@@ -333,10 +366,11 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
     let revision: i64 = row.try_get("revision").map_err(&failed)?;
     // A value that was changed by hand is a revision of its own, for as long as ours differs.
     let by_hand = foreign.filter(|offset| stored.is_some_and(|stored| stored != *offset));
-    Ok(Watch {
+    let watch = Watch {
         paused: row.try_get("paused").map_err(&failed)?,
         revision: by_hand.map_or(revision, |offset| -1 - offset),
-    })
+    };
+    Ok((watch, row.try_get("server").map_err(&failed)?))
 }
 
 /// What is left for the whole consumer.

@@ -75,6 +75,8 @@ pub struct PgLog {
     table: OnceLock<Arc<LogTable>>,
     listener: OnceLock<Listener>,
     holes: Mutex<Holes>,
+    /// Which server, in which of its lives, the partitions were taken up from.
+    server: Mutex<Option<String>>,
     /// What a row takes, near enough: how many to ask for at once.
     row_bytes: AtomicUsize,
     ahead: Mutex<Option<Ahead>>,
@@ -131,6 +133,7 @@ impl PgLog {
             table: OnceLock::new(),
             listener: OnceLock::new(),
             holes: Mutex::default(),
+            server: Mutex::default(),
             row_bytes: AtomicUsize::new(1_024),
             ahead: Mutex::default(),
             maintenance: OnceLock::new(),
@@ -145,11 +148,16 @@ impl PgLog {
         member: &Member,
         changes: &Changes,
     ) -> Result<bool> {
-        Ok(settle::apply(&self.outbox, conn, self.table()?, member, changes).await?.is_empty())
+        let server = self.server();
+        Ok(settle::apply(&self.outbox, conn, self.table()?, member, server, changes).await?.is_empty())
     }
 
     fn table(&self) -> Result<&Arc<LogTable>> {
         self.table.get().ok_or_else(|| Error::permanent("not_open", "the log was not opened"))
+    }
+
+    fn server(&self) -> Option<String> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn holes(&self) -> MutexGuard<'_, Holes> {
@@ -239,11 +247,17 @@ impl LogStore for PgLog {
         // Offsets may have been moved back, over holes that retention has made since.
         self.holes().forget();
         self.forget_ahead();
-        consumers::positions(&self.outbox, self.table()?, member, partitions).await
+        let (standings, server) =
+            consumers::positions(&self.outbox, self.table()?, member, partitions, self.server()).await?;
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
+        Ok(standings)
     }
 
     async fn watch(&self, member: &Member) -> Result<Watch> {
-        consumers::watch(&self.outbox, self.table()?, member).await
+        let (watch, server) = consumers::watch(&self.outbox, self.table()?, member).await?;
+        // On another server, or after a restart, nothing that is remembered need be true.
+        let moved = self.server().is_some_and(|before| before != server);
+        Ok(if moved { Watch { revision: i64::MIN, ..watch } } else { watch })
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {
@@ -283,7 +297,7 @@ impl LogStore for PgLog {
         let alone =
             changes.park.is_empty() && changes.parked.is_empty() && table.columns.spec.log.offsets.is_none();
         let mut conn = if alone { self.outbox.acquire().await? } else { self.outbox.begin().await? };
-        let refused = settle::apply(&self.outbox, conn.get(), table, member, changes).await?;
+        let refused = settle::apply(&self.outbox, conn.get(), table, member, self.server(), changes).await?;
         conn.commit().await?;
         Ok(refused)
     }

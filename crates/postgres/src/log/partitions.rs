@@ -27,6 +27,10 @@ const SMALLEST: i64 = 100_000;
 const LARGEST: i64 = 50_000_000;
 
 const DAY: f64 = 86_400.0;
+const MINUTES_OF_A_DAY: f64 = 1_440.0;
+
+/// How many events at least still go into the net, once it catches some.
+const ROOM: i64 = 10_000;
 
 /// One partition of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +111,10 @@ impl PgOutbox {
         }
         let size = (rate as i64).clamp(SMALLEST, LARGEST);
         let in_net = net_end(self, &mut conn, &table, &leaves).await?;
-        let from = end.max(in_net);
+        // Where the net catches events already, more come before the partition is there: it begins well behind
+        // them, or it would never be let in.
+        let from =
+            if in_net > end { in_net.max(last) + ROOM.max((rate / MINUTES_OF_A_DAY) as i64) } else { end };
         let script = format!(
             "{LOCK_TIMEOUT}; CREATE TABLE {leaf} (LIKE {table} INCLUDING ALL); CREATE UNIQUE INDEX ON {leaf} (id); \
              ALTER TABLE {table} ATTACH PARTITION {leaf} FOR VALUES FROM ({from}) TO ({to})",

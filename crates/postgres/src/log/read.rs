@@ -320,11 +320,22 @@ pub(super) async fn due(
     } else {
         "p.seq = h.seq".into()
     };
+    // The first of its key that waits, and with nothing dead before it where that blocks. Filtered here, and not
+    // only below, or blocked ones would take the places of others.
+    let first = if request.by_key {
+        let dead = if request.block_on_dead { "OR e.state <> 'waiting'" } else { "" };
+        format!(
+            "AND NOT EXISTS (SELECT FROM {parked} e WHERE e.outbox = $1 AND e.consumer = $2 AND e.key = p.key \
+             AND e.seq < p.seq AND (e.state = 'waiting' AND (e.due_at IS NULL OR e.due_at > now()) {dead}))"
+        )
+    } else {
+        String::new()
+    };
     // Without order by key, what was held under another order waits for nothing.
     let due = if request.by_key { "due_at <= now()" } else { "(due_at <= now() OR due_at IS NULL)" };
     let sql = format!(
-        "WITH head AS (SELECT key, seq FROM {parked} WHERE {mine} AND state = 'waiting' AND {due} \
-           AND seq <> ALL($4::bigint[]) ORDER BY due_at, seq LIMIT $5) \
+        "WITH head AS (SELECT key, seq FROM {parked} p WHERE {mine} AND state = 'waiting' AND {due} \
+           AND seq <> ALL($4::bigint[]) {first} ORDER BY due_at, seq LIMIT $5) \
          SELECT p.seq AS place, (p.slot % {count})::smallint AS part, p.attempts, {EVENT} \
          FROM head h CROSS JOIN LATERAL (SELECT * FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $2 AND {behind}) p \
          ORDER BY p.seq LIMIT $5"
@@ -355,8 +366,8 @@ pub(super) async fn due(
         return Ok(Due { rows, next_in: None });
     }
     let sql = format!(
-        "SELECT extract(epoch FROM min(due_at) - now())::float8 FROM {parked} \
-         WHERE {mine} AND state = 'waiting' AND due_at IS NOT NULL AND seq <> ALL($4::bigint[])"
+        "SELECT extract(epoch FROM min(due_at) - now())::float8 FROM {parked} p \
+         WHERE {mine} AND state = 'waiting' AND due_at IS NOT NULL AND seq <> ALL($4::bigint[]) {first}"
     );
     let next: Option<f64> = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)

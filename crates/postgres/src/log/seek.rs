@@ -73,23 +73,16 @@ pub(super) async fn seek(
         SeekTo::Latest => Some(latest(outbox, &table).await?),
         _ => None,
     };
-    let mut conn = outbox.begin().await?;
-    members::lock_group(outbox, &mut conn, &table.columns).await?;
-    let known = admin::require(outbox, &mut conn, &table, consumer).await?;
-    let (floor, floor_time) = consumers::floor(outbox, &mut conn, &table).await?;
-    let last = consumers::last_value(outbox, &mut conn, &table).await?;
-    let to = match (to, end) {
-        (SeekTo::Seq(seq), _) => {
-            check_offset(seq, floor, last)?;
-            seq
-        }
-        (SeekTo::Time(time), _) => at_time(outbox, &mut conn, &table, time, floor, floor_time, last).await?,
-        (SeekTo::Earliest, _) => floor,
-        (SeekTo::Latest, end) => end.unwrap_or(last).max(floor),
-    };
     let group = format!("{}{consumer}", airtight_core::group::LOG_GROUP);
+    let mut conn = outbox.begin().await?;
+    // Counted before anything is locked: it may take long, and relays that cannot settle lose their leases.
+    let known = admin::require(outbox, &mut conn, &table, consumer).await?;
+    let about = target(outbox, &mut conn, &table, to, end).await?;
+    let (again, skipped) = count(outbox, &mut conn, &table, &known, &group, about).await?;
+    members::lock_group(outbox, &mut conn, &table.columns).await?;
+    admin::require(outbox, &mut conn, &table, consumer).await?;
+    let to = target(outbox, &mut conn, &table, to, end).await?;
     let from = lock_offsets(outbox, &mut conn, &table, consumer, &group).await?;
-    let (again, skipped) = count(outbox, &mut conn, &table, &known, &group, (from, to)).await?;
     let mut seek =
         Seek { consumer: consumer.to_owned(), from, to, again, skipped, parked_dropped: 0, forgotten: 0 };
     if options.forget_inbox {
@@ -104,6 +97,27 @@ pub(super) async fn seek(
     }
     conn.commit().await?;
     Ok(seek)
+}
+
+/// The offset that is meant.
+async fn target(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &LogTable,
+    to: SeekTo,
+    end: Option<i64>,
+) -> Result<i64> {
+    let (floor, floor_time) = consumers::floor(outbox, conn, table).await?;
+    let last = consumers::last_value(outbox, conn, table).await?;
+    Ok(match to {
+        SeekTo::Seq(seq) => {
+            check_offset(seq, floor, last)?;
+            seq
+        }
+        SeekTo::Time(time) => at_time(outbox, conn, table, time, floor, floor_time, last).await?,
+        SeekTo::Earliest => floor,
+        SeekTo::Latest => end.unwrap_or(last).max(floor),
+    })
 }
 
 /// Before the first event that was published at a time or later.
@@ -187,19 +201,22 @@ async fn count(
     table: &LogTable,
     known: &admin::Known,
     group: &str,
-    (from, to): (i64, i64),
+    to: i64,
 ) -> Result<(u64, u64)> {
     let failed = doing("counting events");
     let c = &table.columns;
+    let foreign = match &c.spec.log.offsets {
+        Some(offsets) => Some(consumers::foreign_offset(outbox, conn, offsets, &known.name, None).await?),
+        None => None,
+    };
     let sql = format!(
-        "WITH offsets AS (SELECT n, CASE WHEN {foreign} THEN $5 ELSE last_seq END AS last_seq FROM {partition} \
+        "WITH offsets AS (SELECT n, coalesce($5::bigint, last_seq) AS last_seq FROM {partition} \
            WHERE outbox = $1 AND grp = $2) \
          SELECT count(*) FILTER (WHERE {seq} > $3 AND {seq} <= o.last_seq) AS again, \
            count(*) FILTER (WHERE {seq} <= $3 AND {seq} > o.last_seq) AS skipped \
          FROM {table} t JOIN offsets o ON o.n = {part} \
          WHERE {seq} > least($3, (SELECT min(last_seq) FROM offsets)) AND {seq} <= greatest($3, (SELECT max(last_seq) FROM offsets)) \
            AND (cardinality($4::text[]) = 0 OR {stream} = ANY($4))",
-        foreign = c.spec.log.offsets.is_some(),
         partition = outbox.own("partition"),
         seq = table.seq(),
         table = c.table,
@@ -212,7 +229,7 @@ async fn count(
         .bind(group)
         .bind(to)
         .bind(&known.streams)
-        .bind(from)
+        .bind(foreign)
         .fetch_one(conn.get())
         .await
         .map_err(&failed)?;

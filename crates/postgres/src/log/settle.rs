@@ -3,6 +3,10 @@
 //! The statement that moves an offset is the fence: it matches only while the partition is this relay's, under
 //! the epoch it was taken with, and the stored offset is what the relay thinks it is. A takeover, a seek and an
 //! operator's UPDATE each change one of these in the same row, so one of the two waits for the other.
+//!
+//! It matches only on the server, and in the life of it, that the partition was taken up from. After a failover
+//! to a standby that lacked the last events, or a crash that lost commits which nobody had waited for, the
+//! sequence draws their values again: an offset moved over these would lose what is there now.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +18,7 @@ use airtight_core::{
 };
 use sqlx::{AssertSqlSafe, PgConnection};
 
-use super::{LogTable, numbers};
+use super::{LogTable, consumers::SERVER, numbers};
 use crate::{
     PgOutbox,
     columns::qualified,
@@ -29,9 +33,10 @@ pub(super) async fn apply(
     conn: &mut PgConnection,
     table: &LogTable,
     member: &Member,
+    server: Option<String>,
     changes: &Changes,
 ) -> Result<Vec<u16>> {
-    let accepted = move_offsets(outbox, conn, table, member, &changes.moves).await?;
+    let accepted = move_offsets(outbox, conn, table, member, server, &changes.moves).await?;
     let is_accepted = |park: &&Park| accepted.contains(&park.partition);
     let mut keys: BTreeSet<String> = BTreeSet::new();
 
@@ -56,6 +61,7 @@ async fn move_offsets(
     conn: &mut PgConnection,
     table: &LogTable,
     member: &Member,
+    server: Option<String>,
     moves: &[Move],
 ) -> Result<Vec<u16>> {
     let failed = doing("moving offsets");
@@ -65,7 +71,8 @@ async fn move_offsets(
     let sql = format!(
         "UPDATE {} p SET last_seq = v.there, moved_at = now() \
          FROM unnest($3::smallint[], $4::bigint[], $5::bigint[], $6::bigint[]) AS v(n, epoch, here, there) \
-         WHERE p.outbox = $1 AND p.grp = $2 AND p.n = v.n AND p.owner = $7 AND p.epoch = v.epoch {same} RETURNING p.n",
+         WHERE p.outbox = $1 AND p.grp = $2 AND p.n = v.n AND p.owner = $7 AND p.epoch = v.epoch {same} \
+           AND $8 = {SERVER} RETURNING p.n",
         outbox.own("partition")
     );
     let column = |value: fn(&Move) -> i64| moves.iter().map(value).collect::<Vec<i64>>();
@@ -79,6 +86,7 @@ async fn move_offsets(
         .bind(column(|change| change.from))
         .bind(column(|change| change.to))
         .bind(member.id)
+        .bind(server.unwrap_or_default())
         .fetch_all(&mut *conn)
         .await
         .map_err(&failed)?;

@@ -37,9 +37,11 @@ pub(super) async fn attach(outbox: &SqliteOutbox, member: &Member, start: Start)
     if offset > last {
         return Err(restarted(&sql.spec.display_name(), consumer, offset, last));
     }
-    if let Some(before) = before.filter(|before| *before != partitions) {
+    if let Some(before) = before {
         refuse_live(conn, sql, member, before).await?;
-        repartition(conn, sql, member, partitions).await?;
+        if before != partitions {
+            repartition(conn, sql, member, partitions).await?;
+        }
     }
     let upsert = format!(
         "INSERT INTO airtight_consumer (outbox, name, partitions, streams, by_key, block_on_dead) \
@@ -83,17 +85,46 @@ pub(super) async fn smallest_offset(
     sqlx::query_scalar(AssertSqlSafe(select)).bind(consumer).fetch_one(conn).await.map_err(db)
 }
 
+/// Refuses to work beside instances that read otherwise: another number of partitions, other streams or another
+/// order. What one leaves out, the other would take for done.
 async fn refuse_live(conn: &mut SqliteConnection, sql: &Sql, member: &Member, before: u16) -> Result<()> {
+    // Those whose lease has run out must not come back.
+    let evict = format!(
+        "DELETE FROM airtight_relay WHERE outbox = {} AND grp = ?1 AND expires_at < {NOW} AND id <> ?2",
+        sql.name()
+    );
+    sqlx::query(AssertSqlSafe(evict))
+        .bind(&member.group)
+        .bind(member.id.to_string())
+        .execute(&mut *conn)
+        .await
+        .map_err(db)?;
+    let repartitions = before != member.partitions.max(1);
     let select = format!(
-        "SELECT host FROM airtight_relay WHERE outbox = {} AND grp = ?1 AND expires_at >= {NOW} ORDER BY host LIMIT 1",
+        "SELECT host FROM airtight_relay WHERE outbox = {} AND grp = ?1 AND id <> ?2 \
+         AND (?3 OR streams <> ?4 OR ord <> ?5) ORDER BY host LIMIT 1",
         sql.name()
     );
     let host: Option<String> = sqlx::query_scalar(AssertSqlSafe(select))
         .bind(&member.group)
+        .bind(member.id.to_string())
+        .bind(repartitions)
+        .bind(json!(member.streams).to_string())
+        .bind(member.order.as_str())
         .fetch_optional(conn)
         .await
         .map_err(db)?;
     let Some(host) = host else { return Ok(()) };
+    if !repartitions {
+        return Err(Error::permanent(
+            "overlap",
+            format!(
+                "consumer `{}` runs on {host} with other streams or another order: give all of its instances the same, \
+                 stop the others first, or take another name",
+                member.consumer()
+            ),
+        ));
+    }
     Err(Error::permanent(
         "partition_count",
         format!(

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Class, NewEvent, Order, Verdict, log::LogOptions};
+use airtight_core::{Class, Limits, NewEvent, Order, Verdict, log::LogOptions};
 
 use super::{C, LogUnderTest, consumer, grouped, offset, open, options, parked, published, reaches, seqs};
 use crate::{
@@ -50,6 +50,42 @@ impl Seen {
 
     fn count(&self) -> usize {
         self.seqs.borrow().len()
+    }
+}
+
+/// What one instance leaves out, another would take for done: all of them read the same streams, also one that comes
+/// back after its lease has run out.
+pub async fn instances_of_a_consumer_read_the_same_streams(sut: &dyn LogUnderTest) {
+    if !sut.capabilities().streams {
+        return;
+    }
+    let all = || LogOptions { lease: Duration::from_secs(8), ..options(sut, Order::Key) };
+    let first = sut.log(LogOptions { streams: vec!["other".into()], ..all() });
+    first.open().await.expect("it opens");
+    let error = sut.log(all()).open().await.expect_err("other streams beside a live instance");
+    assert_eq!(error.class(), Class::Permanent, "{error}");
+    // It stands still for too long, and the consumer is given all streams.
+    let second = sut.log(all());
+    eventually(
+        sut.capabilities().patience,
+        "the second to come between two heartbeats of the first",
+        async || {
+            sut.expire_leases().await;
+            second.open().await.is_ok()
+        },
+    )
+    .await;
+    let refused = RefCell::new(None);
+    eventually(sut.capabilities().patience, "the first to be refused", async || {
+        let next = first.next(Limits { events: 1, bytes: 1 << 20 }).await;
+        *refused.borrow_mut() = next.err();
+        refused.borrow().is_some()
+    })
+    .await;
+    let error = refused.into_inner().expect("it was refused");
+    assert_eq!(error.class(), Class::Permanent, "{error}");
+    for relay in [first, second] {
+        relay.close().await.expect("it closes");
     }
 }
 

@@ -239,6 +239,7 @@ macro_rules! log_checks {
             halting_ends_with_an_error_once_the_event_is_dead
             a_release_gives_a_halted_attempt_back
             two_failures_at_once_halt_with_both_counted
+            instances_of_a_consumer_read_the_same_streams
             instances_share_partitions_and_keep_the_order_of_keys
             a_stale_owner_is_fenced
             a_dead_instance_is_replaced_within_its_lease
