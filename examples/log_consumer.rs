@@ -94,7 +94,7 @@ async fn billing(outbox: &SqliteOutbox) -> airtight::Result<u64> {
                     .map_err(|error| airtight::Error::retryable("revenue", error.to_string()))
             })
         })
-        .with_log(log.clone());
+        .with_log(&log);
     Ok(Relay::new(log, handlers).drain(CancellationToken::new()).await?.delivered)
 }
 

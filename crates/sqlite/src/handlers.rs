@@ -7,17 +7,18 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    panic::AssertUnwindSafe,
     sync::Arc,
 };
 
 use airtight_core::{
-    Capabilities, Delivery, Error, Event, Outcome, Payload, Position, Result, Sink,
-    dispatch::Context,
+    Capabilities, Class, Delivery, Error, Outcome, Position, Result, Sink,
+    dispatch::{Context, decode},
     inbox::DedupeKey,
     log::{Committing, Log},
 };
 use async_trait::async_trait;
-use futures::future::BoxFuture;
+use futures::{FutureExt, future::BoxFuture};
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, SqliteConnection};
 
@@ -59,7 +60,7 @@ type Handler =
 ///         }
 ///         .boxed()
 ///     })
-///     .with_log(log.clone());
+///     .with_log(&log);
 /// # let _ = handlers;
 /// # }
 /// ```
@@ -132,8 +133,8 @@ impl SqliteHandlers {
     /// Moves this log's offsets in the same transaction. It must be in the same file, and be the source of the
     /// relay that these handlers are the sink of.
     #[must_use]
-    pub fn with_log(mut self, log: Log<SqliteLog>) -> Self {
-        self.log = Some(log);
+    pub fn with_log(mut self, log: &Log<SqliteLog>) -> Self {
+        self.log = Some(log.clone());
         self
     }
 
@@ -211,7 +212,35 @@ impl SqliteHandlers {
             return Ok(());
         }
         let context = Context { event: Arc::new(event.clone()), attempt: delivery.attempt };
-        handler(context, conn).await
+        // The call is inside as well: a handler may panic before it returns its future.
+        let handled = AssertUnwindSafe(async { handler(context, conn).await });
+        match handled.catch_unwind().await {
+            Ok(handled) => handled,
+            Err(_) => Err(Error::retryable("panic", "the handler panicked")),
+        }
+    }
+
+    /// Each event in a transaction of its own: something only the commit has found (a deferred constraint), and
+    /// only one of them need be to blame.
+    async fn one_by_one(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(batch.len());
+        let mut failed: HashSet<&str> = HashSet::new();
+        for delivery in batch {
+            let key = delivery.event.aggregate_id.as_str();
+            let outcome = if failed.contains(key) {
+                Outcome::Skipped
+            } else {
+                match self.batch(std::slice::from_ref(delivery)).await {
+                    Ok(outcomes) => outcomes.into_iter().next().unwrap_or(Outcome::Skipped),
+                    Err(error) => Outcome::Failed(error),
+                }
+            };
+            if !matches!(outcome, Outcome::Delivered | Outcome::Committed) {
+                failed.insert(key);
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
     }
 
     async fn settle(
@@ -247,6 +276,9 @@ impl Sink for SqliteHandlers {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         match self.batch(batch).await {
             Ok(outcomes) => outcomes,
+            Err(error) if error.code() == "constraint" && error.class() == Class::Permanent => {
+                self.one_by_one(batch).await
+            }
             // Nothing of it was kept, and none of the events is to blame.
             Err(error) => {
                 let error = Error::retryable(error.code().to_owned(), error.message());
@@ -254,17 +286,4 @@ impl Sink for SqliteHandlers {
             }
         }
     }
-}
-
-fn decode<T: DeserializeOwned>(event: &Event) -> Result<T> {
-    let text: &[u8] = match &event.payload {
-        Payload::None => b"null",
-        Payload::Json(bytes) | Payload::Bytes(bytes) => bytes,
-    };
-    serde_json::from_slice(text).map_err(|error| {
-        Error::permanent(
-            "bad_payload",
-            format!("payload of {} is not what its handler expects: {error}", event.event_type),
-        )
-    })
 }

@@ -13,6 +13,7 @@
 //! every owner and with every seek, and by the offset itself, so that one that a person has changed wins.
 
 mod admin;
+mod plan;
 mod store;
 mod track;
 
@@ -26,7 +27,6 @@ use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
-use self::track::{Asked, Plan, Track};
 pub use self::{
     admin::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
@@ -36,6 +36,10 @@ pub use self::{
         BEHIND_RETENTION, Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest,
         Standing, Start, Watch, behind_retention,
     },
+};
+use self::{
+    plan::Plan,
+    track::{Asked, Track},
 };
 use crate::{
     Backlog, Batch, Class, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,

@@ -13,9 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Changes, Fate, LogOptions, LogRow, Move, OnFailure, Park, ParkedRow, Standing};
+use super::{
+    Changes, Fate, LogOptions, LogRow, Move, Park, ParkedRow, Standing,
+    plan::{Halt, Plan, Step},
+};
 use crate::{
-    Batch, Delivery, Error, Order, Position, Settlement, Verdict,
+    Batch, Delivery, Error, Order, Position, Settlement,
     group::{Group, Member},
     queue::BadRow,
     source::{Reject, Settled},
@@ -69,13 +72,13 @@ impl Partition {
     }
 }
 
-struct InFlight {
-    seq: i64,
-    partition: u16,
-    load: u64,
-    key: Key,
-    attempt: u32,
-    parked: bool,
+pub(super) struct InFlight {
+    pub(super) seq: i64,
+    pub(super) partition: u16,
+    pub(super) load: u64,
+    pub(super) key: Key,
+    pub(super) attempt: u32,
+    pub(super) parked: bool,
 }
 
 /// An event that was read while its key waits: to be parked with the next settle.
@@ -93,39 +96,6 @@ pub(super) struct Asked {
     pub(super) after: i64,
     loads: HashMap<u16, u64>,
     generation: u64,
-}
-
-/// A settle that was planned and not applied yet.
-pub(super) struct Plan {
-    pub(super) member: Member,
-    pub(super) changes: Changes,
-    pub(super) fenced: usize,
-    steps: Vec<Step>,
-    /// What is to be held back by it, with the load of its partition. More may be read meanwhile.
-    held: HashSet<(i64, u64)>,
-    halts: Vec<(i64, Halt)>,
-}
-
-enum Halt {
-    Retry(u32, Duration),
-    Stop(Error),
-}
-
-enum Step {
-    /// No longer ours.
-    Fenced(Position),
-    /// Written by the handler's own transaction, and applied with it.
-    Committed(Position),
-    /// Settled, and nothing is kept of it.
-    Done(Position),
-    /// Parked; with a key that waits from now on, or not.
-    Parked(Position, bool),
-    /// To be read again.
-    Back(Position),
-    /// A parked event stays as it was.
-    Stays(Position),
-    /// A parked event no longer keeps its key waiting.
-    Freed(Position),
 }
 
 pub(super) struct Track {
@@ -571,112 +541,5 @@ impl Track {
             self.group.recall();
         }
         settled
-    }
-}
-
-impl Plan {
-    /// A verdict on an event that came from the log.
-    fn fresh(
-        &mut self,
-        position: Position,
-        row: &InFlight,
-        verdict: &Verdict,
-        waits: bool,
-        options: &LogOptions,
-    ) -> Step {
-        let failure = match verdict {
-            Verdict::Delivered | Verdict::SettledInTransaction => return Step::Done(position),
-            // Behind an event that is parked it cannot be handed out again before that one is finished.
-            Verdict::Released if waits => {
-                self.park(row, 0, Fate::Held);
-                return Step::Parked(position, true);
-            }
-            Verdict::Released => return Step::Back(position),
-            Verdict::Retry { after, error } => Fate::Retry { after: *after, error: error.clone() },
-            Verdict::Dead { error } => Fate::Dead { error: error.clone() },
-            Verdict::Unknown { error } => Fate::Unknown { error: error.clone() },
-        };
-        if options.on_failure == OnFailure::Halt {
-            self.halts.push((row.seq, halt(row, &failure, options)));
-            return Step::Back(position);
-        }
-        let waits = matches!(failure, Fate::Retry { .. }) || options.block_on_dead;
-        self.park(row, row.attempt, failure);
-        Step::Parked(position, waits)
-    }
-
-    fn park(&mut self, row: &InFlight, attempts: u32, fate: Fate) {
-        self.changes.park.push(Park { seq: row.seq, partition: row.partition, attempts, fate });
-    }
-
-    /// A verdict on an event that was parked.
-    fn parked(
-        &mut self,
-        position: Position,
-        row: &InFlight,
-        verdict: &Verdict,
-        options: &LogOptions,
-    ) -> Step {
-        let (fate, step) = match verdict {
-            Verdict::Released => return Step::Stays(position),
-            Verdict::Delivered | Verdict::SettledInTransaction => (Fate::Delivered, Step::Freed(position)),
-            Verdict::Retry { after, error } => {
-                (Fate::Retry { after: *after, error: error.clone() }, Step::Stays(position))
-            }
-            Verdict::Dead { error } => (Fate::Dead { error: error.clone() }, ended(position, options)),
-            Verdict::Unknown { error } => (Fate::Unknown { error: error.clone() }, ended(position, options)),
-        };
-        let (seq, partition, attempts) = (row.seq, row.partition, row.attempt);
-        self.changes.parked.push(Park { seq, partition, attempts, fate });
-        step
-    }
-}
-
-/// A parked event was given up on.
-fn ended(position: Position, options: &LogOptions) -> Step {
-    if options.block_on_dead { Step::Stays(position) } else { Step::Freed(position) }
-}
-
-fn halt(row: &InFlight, failure: &Fate, options: &LogOptions) -> Halt {
-    let stop = |error: &Error| {
-        let (seq, consumer) = (row.seq, &options.consumer);
-        Halt::Stop(Error::permanent(
-            "halted",
-            format!(
-                "consumer `{consumer}` halts at seq {seq}: {error}. Mend the cause and start it again, or leave \
-                 that event out with `airtight consumers seek {consumer} --to-seq {seq}`"
-            ),
-        ))
-    };
-    match failure {
-        Fate::Retry { after, .. } => Halt::Retry(row.attempt, *after),
-        Fate::Dead { error } | Fate::Unknown { error } => stop(error),
-        // These are no failures.
-        Fate::Delivered | Fate::Held => Halt::Retry(0, Duration::ZERO),
-    }
-}
-
-impl Step {
-    fn position(&self) -> Position {
-        match self {
-            Self::Fenced(position)
-            | Self::Committed(position)
-            | Self::Done(position)
-            | Self::Parked(position, _)
-            | Self::Back(position)
-            | Self::Stays(position)
-            | Self::Freed(position) => *position,
-        }
-    }
-}
-
-impl Changes {
-    /// Whether nothing changes.
-    pub fn is_empty(&self) -> bool {
-        self.moves.is_empty() && self.park.is_empty() && self.parked.is_empty()
-    }
-
-    fn touches(&self, partition: u16) -> bool {
-        self.park.iter().chain(&self.parked).any(|park| park.partition == partition)
     }
 }

@@ -72,7 +72,7 @@ fn options() -> LogOptions {
 async fn opened(outbox: &SqliteOutbox) -> (Log<SqliteLog>, SqliteHandlers) {
     let log = outbox.log(options());
     log.open().await.unwrap();
-    (log.clone(), handlers(outbox).with_log(log))
+    (log.clone(), handlers(outbox).with_log(&log))
 }
 
 fn words(outcomes: &[Outcome]) -> Vec<&str> {
@@ -229,7 +229,7 @@ async fn replaying_counts_again_only_where_the_inbox_forgets() {
     Admin::publish(&fixture.outbox, &[added("a", 1), added("b", 10), added("c", 100)]).await.unwrap();
     let drain = async || {
         let log = fixture.outbox.log(options());
-        let sink = handlers(&fixture.outbox).with_log(log.clone());
+        let sink = handlers(&fixture.outbox).with_log(&log);
         Relay::new(log, sink).policy(policy(Order::Key)).drain(CancellationToken::new()).await.unwrap();
         counter(&fixture).await
     };
@@ -303,7 +303,7 @@ async fn count_through_crashes(with_log: bool) {
                     },
                 );
                 if with_log {
-                    sink = sink.with_log(log.clone());
+                    sink = sink.with_log(&log);
                 }
                 let dead = CancellationToken::new();
                 let dying = Dying { inner: sink, dice: dice.clone(), dead: dead.clone() };
@@ -346,4 +346,34 @@ async fn a_counter_ends_at_the_number_of_events_through_crashes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_inbox_alone_makes_up_for_lost_settles() {
     count_through_crashes(false).await;
+}
+
+/// Only the commit finds a deferred constraint, and only one handler panics: neither takes another event along.
+#[tokio::test]
+async fn what_breaks_a_transaction_kills_the_guilty_event_only() {
+    let fixture = with_counter(true).await;
+    let tables = "CREATE TABLE parent (n INTEGER PRIMARY KEY); INSERT INTO parent VALUES (1), (2), (4), (5); \
+                  CREATE TABLE child (n INTEGER REFERENCES parent (n) DEFERRABLE INITIALLY DEFERRED)";
+    sqlx::raw_sql(tables).execute(fixture.outbox.pool()).await.unwrap();
+    let events = [added("a", 1), added("b", 2), added("c", 3), added("d", 4), added("e", 5)];
+    Admin::publish(&fixture.outbox, &events).await.unwrap();
+    let log = fixture.outbox.log(options());
+    let sink = SqliteHandlers::new(&fixture.outbox, "sum").with_log(&log).otherwise(|context, conn| {
+        async move {
+            assert!(context.event.aggregate_id != "e" || context.attempt > 1, "once");
+            sqlx::query("INSERT INTO child VALUES (?1)")
+                .bind(context.event.seq)
+                .execute(conn)
+                .await
+                .map_err(|error| Error::permanent("sql", error.to_string()))?;
+            Ok(())
+        }
+        .boxed()
+    });
+    let summary =
+        Relay::new(log, sink).policy(policy(Order::Key)).drain(CancellationToken::new()).await.unwrap();
+    assert_eq!((summary.delivered, summary.dead, summary.retried), (4, 1, 1), "{summary:?}");
+    let kept: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM child").fetch_one(fixture.outbox.pool()).await.unwrap();
+    assert_eq!(kept, 4);
 }

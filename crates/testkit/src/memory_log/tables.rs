@@ -230,15 +230,19 @@ impl Tables {
             parked: BTreeMap::new(),
         });
         let before = consumer.partitions.len();
+        let other = |there: &Presence| there.member.group == member.group && there.member.id != member.id;
+        // Those whose lease has run out must not come back.
+        self.members.retain(|_, there| !other(there) || there.until > now);
+        let reads = |member: &Member| (member.streams.clone(), member.order);
+        let differs = |there: &Presence| before != count || reads(&there.member) != reads(member);
+        if self.members.values().any(|there| other(there) && differs(there)) {
+            return Err(Error::permanent(
+                "overlap",
+                format!("relays work for `{}` that read otherwise ({before} partitions)", member.consumer()),
+            ));
+        }
         if before == count {
             return Ok(());
-        }
-        let live = |there: &Presence| there.member.group == member.group && there.until > now;
-        if self.members.values().any(live) {
-            return Err(Error::permanent(
-                "partition_count",
-                format!("`{}` has {before} partitions while relays work for it", member.consumer()),
-            ));
         }
         let smallest = consumer.partitions.iter().map(|(offset, _)| *offset).min().unwrap_or(begin);
         let epoch = consumer.partitions.iter().map(|(_, epoch)| *epoch).max().unwrap_or(0) + 1;
