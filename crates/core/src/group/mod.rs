@@ -13,10 +13,11 @@ use std::{
 };
 
 use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    Error, Order, Ownership, Result,
+    Class, Error, Order, Ownership, Result,
     queue::{RowClaim, RowKey},
 };
 
@@ -177,8 +178,36 @@ impl Group {
     }
 }
 
+/// Ticks until stopped. An error that will not pass ends it and is returned: trying on would keep the relay on
+/// the list without its ever delivering.
+pub(crate) async fn keep_alive<F>(
+    stop: &CancellationToken,
+    lease: Duration,
+    tick: impl Fn() -> F,
+) -> Option<Error>
+where
+    F: Future<Output = Result<()>>,
+{
+    let mut failing = false;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            () = tokio::time::sleep(beat(lease)) => {}
+        }
+        match tick().await {
+            Ok(()) => failing = false,
+            Err(error) if error.class() == Class::Permanent => return Some(error),
+            Err(error) if !failing => {
+                failing = true;
+                tracing::warn!(%error, "cannot renew leases; trying on");
+            }
+            Err(error) => tracing::debug!(%error, "still cannot renew leases"),
+        }
+    }
+}
+
 /// How often leases are renewed and peers looked at.
-pub(crate) fn beat(lease: Duration) -> Duration {
+fn beat(lease: Duration) -> Duration {
     (lease / 4).clamp(Duration::from_millis(20), Duration::from_secs(2))
 }
 

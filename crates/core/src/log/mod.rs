@@ -42,7 +42,7 @@ use self::{
     track::{Asked, Track},
 };
 use crate::{
-    Backlog, Batch, Class, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,
+    Backlog, Batch, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,
     event::MAX_PAYLOAD_BYTES,
     group::{self, LOG_GROUP, Member},
     source::Settled,
@@ -466,26 +466,11 @@ impl<S: LogStore> Shared<S> {
     }
 
     async fn keep_alive(&self) {
-        let mut failing = false;
-        loop {
-            tokio::select! {
-                () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(group::beat(self.options.lease)) => {}
-            }
-            match self.tick().await {
-                Ok(()) => failing = false,
-                Err(error) if error.class() == Class::Permanent => {
-                    // Trying on would keep the relay on the list without ever delivering: the next fetch tells.
-                    self.track().failed = Some(error);
-                    self.changed.notify_one();
-                    return;
-                }
-                Err(error) if !failing => {
-                    failing = true;
-                    tracing::warn!(%error, "cannot renew leases; trying on");
-                }
-                Err(error) => tracing::debug!(%error, "still cannot renew leases"),
-            }
+        let error = group::keep_alive(&self.stop, self.options.lease, || self.tick()).await;
+        if error.is_some() {
+            // The next fetch tells.
+            self.track().failed = error;
+            self.changed.notify_one();
         }
     }
 

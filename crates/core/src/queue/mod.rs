@@ -25,8 +25,7 @@ pub use self::store::{
     BadRow, ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey, SUSPECT_AFTER,
 };
 use crate::{
-    Backlog, Batch, Class, Delivery, Error, Limits, Order, Ownership, Position, Result, Settlement, Source,
-    Verdict,
+    Backlog, Batch, Delivery, Error, Limits, Order, Ownership, Position, Result, Settlement, Source, Verdict,
     event::MAX_PAYLOAD_BYTES,
     group::{self, EVICTED, Group, Member, Pulse},
     source::{Reject, Settled},
@@ -332,26 +331,11 @@ impl<S: QueueStore> Shared<S> {
     }
 
     async fn keep_alive(&self) {
-        let mut failing = false;
-        loop {
-            tokio::select! {
-                () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(group::beat(self.options.lease)) => {}
-            }
-            match self.tick().await {
-                Ok(()) => failing = false,
-                Err(error) if error.class() == Class::Permanent => {
-                    // Trying on would keep the relay on the list without ever delivering: the next fetch tells.
-                    self.state().failed = Some(error);
-                    self.changed.notify_one();
-                    return;
-                }
-                Err(error) if !failing => {
-                    failing = true;
-                    tracing::warn!(%error, "cannot renew leases; trying on");
-                }
-                Err(error) => tracing::debug!(%error, "still cannot renew leases"),
-            }
+        let error = group::keep_alive(&self.stop, self.options.lease, || self.tick()).await;
+        if error.is_some() {
+            // The next fetch tells.
+            self.state().failed = error;
+            self.changed.notify_one();
         }
     }
 
