@@ -47,7 +47,13 @@ fn write(out: &mut Vec<u8>, event: &Event) {
             field(out, name, extra);
         }
     }
-    match &event.payload {
+    payload(out, &event.payload);
+    out.push(b'}');
+}
+
+/// The field `payload`; bytes are beside it, since JSON has none.
+pub(crate) fn payload(out: &mut Vec<u8>, payload: &Payload) {
+    match payload {
         Payload::None => out.extend_from_slice(b",\"payload\":null"),
         Payload::Json(text) => {
             out.extend_from_slice(b",\"payload\":");
@@ -58,7 +64,6 @@ fn write(out: &mut Vec<u8>, event: &Event) {
             field(out, "payloadBase64", &STANDARD.encode(bytes));
         }
     }
-    out.push(b'}');
 }
 
 /// What an extra column cannot override.
@@ -78,14 +83,14 @@ const RESERVED: [&str; 13] = [
     "payloadBase64",
 ];
 
-fn field<T: Serialize + ?Sized>(out: &mut Vec<u8>, name: &str, content: &T) {
+pub(crate) fn field<T: Serialize + ?Sized>(out: &mut Vec<u8>, name: &str, content: &T) {
     out.push(b',');
     value(out, name);
     out.push(b':');
     value(out, content);
 }
 
-fn value<T: Serialize + ?Sized>(out: &mut Vec<u8>, content: &T) {
+pub(crate) fn value<T: Serialize + ?Sized>(out: &mut Vec<u8>, content: &T) {
     // Strings, numbers and string maps always serialise, and a Vec takes everything.
     let _ = serde_json::to_writer(out, content);
 }

@@ -20,7 +20,8 @@
 //! | [`table`] | `TableSpec`: which column of whose table means what |
 //! | [`admin`] | what an operator may ask of a store |
 //! | [`dispatch`] | typed in-process handlers as a sink |
-//! | [`envelope`] | the JSON envelope |
+//! | [`envelope`], [`format`] | the JSON envelope, and the five formats of messages |
+//! | [`route`] | topics and keys from an event's fields |
 //! | [`sinks`] | memory, stdout, file |
 
 pub mod admin;
@@ -29,11 +30,13 @@ pub mod dispatch;
 pub mod envelope;
 pub mod error;
 pub mod event;
+pub mod format;
 pub mod group;
 pub mod inbox;
 pub mod log;
 pub mod queue;
 pub mod relay;
+pub mod route;
 pub mod sink;
 pub mod sinks;
 pub mod source;
@@ -46,8 +49,9 @@ pub use backoff::Backoff;
 pub use dispatch::Dispatcher;
 pub use error::{Class, Error, Result};
 pub use event::{Event, NewEvent, Op, Payload, Published};
+pub use format::Format;
 pub use relay::{Order, Policy, Relay};
-pub use sink::{Capabilities, Outcome, Sink};
+pub use sink::{Capabilities, Outcome, Preview, Sink};
 pub use source::{Backlog, Batch, Delivery, Limits, Ownership, Position, Settlement, Source, Verdict};
 /// For [`Relay::run`].
 pub use tokio_util::sync::CancellationToken;

@@ -2,7 +2,9 @@
 
 use async_trait::async_trait;
 
-use crate::{Error, Result, source::Delivery};
+use bytes::Bytes;
+
+use crate::{Error, Event, Result, source::Delivery};
 
 /// Delivers a batch and answers for each event on its own.
 ///
@@ -38,6 +40,12 @@ pub trait Sink: Send + Sync + 'static {
     /// Delivers a batch; see the contract.
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome>;
 
+    /// The event as it would be sent, for a person to look at; none where there is nothing to show. Sends nothing
+    /// and needs no connection.
+    fn preview(&self, _event: &Event) -> Result<Option<Preview>> {
+        Ok(None)
+    }
+
     /// Flushes and disconnects. Nothing is called after it.
     async fn close(&self) -> Result<()> {
         Ok(())
@@ -61,6 +69,38 @@ impl Default for Capabilities {
     /// Batches one after the other, without a promise about keys.
     fn default() -> Self {
         Self { prefix_per_key: false, concurrency: 1, max_batch_events: 1_000, max_batch_bytes: 8 << 20 }
+    }
+}
+
+/// A message as a sink would send it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preview {
+    /// Where to, in the broker's own words: `topic orders`, `subject orders.placed`.
+    pub destination: String,
+    /// The key, where there is such a thing.
+    pub key: Option<String>,
+    /// Headers, or whatever the broker calls them.
+    pub headers: Vec<(String, String)>,
+    /// The body; none is a tombstone.
+    pub body: Option<Bytes>,
+}
+
+impl Preview {
+    /// Of a message on its way to `destination`.
+    pub fn new(
+        destination: impl Into<String>,
+        key: Option<&str>,
+        message: crate::format::Message<'_>,
+    ) -> Self {
+        let mut headers: Vec<(String, String)> = message
+            .headers
+            .into_iter()
+            .map(|(name, value)| (name.into_owned(), value.into_owned()))
+            .collect();
+        if let Some(content_type) = message.content_type {
+            headers.push(("content-type".into(), content_type.into()));
+        }
+        Self { destination: destination.into(), key: key.map(str::to_owned), headers, body: message.body }
     }
 }
 
