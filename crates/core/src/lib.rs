@@ -21,6 +21,7 @@
 //! | [`admin`] | what an operator may ask of a store |
 //! | [`dispatch`] | typed in-process handlers as a sink |
 //! | [`envelope`], [`format`] | the JSON envelope, and the five formats of messages |
+//! | [`keyed`] | one event of a key at a time, for sinks |
 //! | [`route`] | topics and keys from an event's fields |
 //! | [`sinks`] | memory, stdout, file |
 
@@ -33,6 +34,7 @@ pub mod event;
 pub mod format;
 pub mod group;
 pub mod inbox;
+pub mod keyed;
 pub mod log;
 pub mod queue;
 pub mod relay;

@@ -1,8 +1,10 @@
 //! What airtight's tests share: isolated databases, scripted faults, and the conformance suites that every
 //! source and every sink runs.
 
+pub mod brokers;
 pub mod faults;
 pub mod http;
+pub mod ledger;
 pub mod logs;
 pub mod memory_log;
 pub mod memory_queue;

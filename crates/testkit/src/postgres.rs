@@ -10,14 +10,7 @@
 //! let pool = db.pool(4).await;
 //! # }
 //! ```
-//!
-//! Each test leaves a line in the file that `AIRTIGHT_TEST_LEDGER` names, so that `scripts/test` can say how
-//! many tests have met a real server, and which have not.
 
-use std::env;
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::Path;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,9 +18,10 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection};
 
+use crate::ledger::{met, skip, variable};
+
 const SERVER: &str = "AIRTIGHT_TEST_POSTGRES";
 const POOLER: &str = "AIRTIGHT_TEST_PGBOUNCER";
-const LEDGER: &str = "AIRTIGHT_TEST_LEDGER";
 const KEEP: &str = "AIRTIGHT_KEEP_DATABASES";
 
 /// Every database made here is named `at_<test>_<random>` and carries this comment. A server that
@@ -61,7 +55,7 @@ impl TestDb {
     ///
     /// If `CI` is set and there is no server, or if there is one that does not do what it is asked.
     pub async fn create(test_name: &str) -> Option<TestDb> {
-        let test = qualified(test_name);
+        let test = test_name.to_owned();
         let Some(server_url) = variable(SERVER).or_else(|| variable("DATABASE_URL")) else {
             skip(&test, "no PostgreSQL", SERVER);
             return None;
@@ -82,7 +76,7 @@ impl TestDb {
         create_database(&mut guard, &name)
             .await
             .unwrap_or_else(|error| panic!("cannot create the database {name}: {error}"));
-        note(&format!("postgres {test}"));
+        met("postgres", &test);
         Some(TestDb { test, name, server_url, server, gone: false, _guard: guard })
     }
 
@@ -285,50 +279,6 @@ fn with_database(url: &str, name: &str) -> String {
     let authority = base.find("://").map_or(0, |at| at + 3);
     let end = base[authority..].find('/').map_or(base.len(), |at| authority + at);
     format!("{}/{name}{query}", &base[..end])
-}
-
-/// The test's name behind that of its binary, because two crates may well use the same one.
-fn qualified(test_name: &str) -> String {
-    let binary = env::current_exe().ok();
-    let stem = binary.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str());
-    // cargo appends a hash: airtight_postgres-0123456789abcdef
-    match stem.and_then(|stem| stem.rsplit_once('-')) {
-        Some((binary, _)) => format!("{binary}::{test_name}"),
-        None => test_name.to_owned(),
-    }
-}
-
-/// Says that a test is left out, under its full name; in CI it fails.
-pub(crate) fn skip_named(test_name: &str, what: &str, unset: &str) {
-    skip(&qualified(test_name), what, unset);
-}
-
-fn skip(test: &str, what: &str, unset: &str) {
-    let reason = format!("{what} ({unset} is not set; see scripts/services)");
-    assert!(!in_ci(), "{test}: {reason}, and in CI no test is skipped");
-    eprintln!("\n######## SKIPPED {test}: {reason} ########\n");
-    note(&format!("skipped {test}: {reason}"));
-}
-
-fn in_ci() -> bool {
-    variable("CI").is_some_and(|value| value != "false" && value != "0")
-}
-
-fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-fn note(line: &str) {
-    let Some(path) = variable(LEDGER) else { return };
-    let written = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(&path)
-        // In one write, since other test processes append to the file at the same time.
-        .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
-    if let Err(error) = written {
-        eprintln!("cannot write to the test ledger {path}: {error}");
-    }
 }
 
 #[cfg(test)]

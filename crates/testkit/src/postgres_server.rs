@@ -24,7 +24,7 @@ impl PrivateServer {
         let (Ok(bindir), Ok(user)) =
             (std::env::var("AIRTIGHT_TEST_PG_BINDIR"), std::env::var("AIRTIGHT_TEST_PG_USER"))
         else {
-            crate::postgres::skip_named(test_name, "no PostgreSQL to start", "AIRTIGHT_TEST_PG_BINDIR");
+            crate::ledger::skip(test_name, "no PostgreSQL to start", "AIRTIGHT_TEST_PG_BINDIR");
             return None;
         };
         let directory = tempfile::tempdir().expect("a temporary directory");

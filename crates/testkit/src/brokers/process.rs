@@ -1,0 +1,170 @@
+//! A server as a child process, on a port that stays its own across restarts.
+
+use std::{
+    fs::File,
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+const LOOK: Duration = Duration::from_millis(20);
+/// How long a server may take to end after it was asked to.
+const STOP: Duration = Duration::from_secs(30);
+
+/// How a server is started, every time in the same way.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Environment variables on top of the test's own.
+    pub env: Vec<(String, String)>,
+    /// It is up when something listens here.
+    pub port: u16,
+    /// How long that may take.
+    pub patience: Duration,
+}
+
+/// A server that ends with the test.
+#[derive(Debug)]
+pub struct ServerProcess {
+    recipe: Recipe,
+    directory: TempDir,
+    child: Mutex<Option<Child>>,
+}
+
+impl ServerProcess {
+    /// Starts one. `directory` holds its data and is removed with it.
+    ///
+    /// # Panics
+    ///
+    /// With the end of its log, if it is not up in time.
+    pub async fn start(recipe: Recipe, directory: TempDir) -> Self {
+        let server = Self { recipe, directory, child: Mutex::new(None) };
+        server.start_again().await;
+        server
+    }
+
+    /// Its directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.recipe.port
+    }
+
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child().as_ref().map(Child::id)
+    }
+
+    /// Starts it after [`ServerProcess::stop`] or [`ServerProcess::kill`], on the same port and data.
+    pub async fn start_again(&self) {
+        let log = File::options().create(true).append(true).open(self.log()).expect("a log to write to");
+        let errors = log.try_clone().expect("a second handle of the log");
+        let mut child = Command::new(&self.recipe.program)
+            .args(&self.recipe.args)
+            .envs(self.recipe.env.iter().cloned())
+            .current_dir(self.directory())
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{} does not start: {error}", self.recipe.program.display()));
+        let end = Instant::now() + self.recipe.patience;
+        while TcpStream::connect(("127.0.0.1", self.recipe.port)).is_err() {
+            let ended = child.try_wait().expect("a child can be waited for");
+            assert!(
+                ended.is_none() && Instant::now() < end,
+                "{} is not up ({ended:?}); its log ends in:\n{}",
+                self.recipe.program.display(),
+                self.log_tail()
+            );
+            tokio::time::sleep(LOOK).await;
+        }
+        *self.child() = Some(child);
+    }
+
+    /// Asks it to end and waits until it has.
+    pub async fn stop(&self) {
+        self.end("TERM").await;
+    }
+
+    /// Ends it as a crash would.
+    pub async fn kill(&self) {
+        self.end("KILL").await;
+    }
+
+    /// Freezes it: connections stay, and nobody answers.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    /// The last lines that it wrote.
+    pub fn log_tail(&self) -> String {
+        let text = std::fs::read(self.log()).unwrap_or_default();
+        String::from_utf8_lossy(&text[text.len().saturating_sub(4_000)..]).into_owned()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory().join("server.log")
+    }
+
+    async fn end(&self, signal: &str) {
+        self.signal(signal);
+        let child = self.child().take();
+        let Some(mut child) = child else { return };
+        let end = Instant::now() + STOP;
+        while child.try_wait().expect("a child can be waited for").is_none() {
+            if Instant::now() >= end {
+                // A child of our own cannot resist this one.
+                let _ = child.kill();
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        if let Some(pid) = self.pid() {
+            let sent = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
+            assert!(sent.is_ok_and(|status| status.success()), "sending {signal} to {pid}");
+        }
+    }
+
+    fn child(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child().take() {
+            // Nothing of it is wanted any more.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A port that is free, below those that the kernel gives to outgoing connections: it is still free when the
+/// server comes back after a stop.
+pub fn free_port() -> u16 {
+    loop {
+        let port = fastrand::u16(20_000..32_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Which tests met a real server, and which had to do without.
+//!
+//! Each test leaves a line in the file that `AIRTIGHT_TEST_LEDGER` names, so that `scripts/test` can say how many
+//! tests have met a real server, and which have not.
+
+use std::{env, fs::OpenOptions, io::Write, path::Path};
+
+const LEDGER: &str = "AIRTIGHT_TEST_LEDGER";
+
+/// Notes that a test has met a real `server` (`postgres`, `kafka`, …).
+pub fn met(server: &str, test_name: &str) {
+    note(&format!("{server} {}", qualified(test_name)));
+}
+
+/// Says that a test is left out because the variable `unset` is: `what` says what is missing.
+///
+/// # Panics
+///
+/// In CI, where no test is skipped.
+pub fn skip(test_name: &str, what: &str, unset: &str) {
+    let test = qualified(test_name);
+    let reason = format!("{what} ({unset} is not set; see scripts/services)");
+    assert!(!in_ci(), "{test}: {reason}, and in CI no test is skipped");
+    eprintln!("\n######## SKIPPED {test}: {reason} ########\n");
+    note(&format!("skipped {test}: {reason}"));
+}
+
+/// Whether this is CI, where everything is required.
+pub fn in_ci() -> bool {
+    variable("CI").is_some_and(|value| value != "false" && value != "0")
+}
+
+/// An environment variable that is set to something.
+pub fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The test's name behind that of its binary, because two crates may well use the same one.
+fn qualified(test_name: &str) -> String {
+    let binary = env::current_exe().ok();
+    let stem = binary.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str());
+    // cargo appends a hash: airtight_postgres-0123456789abcdef
+    match stem.and_then(|stem| stem.rsplit_once('-')) {
+        Some((binary, _)) => format!("{binary}::{test_name}"),
+        None => test_name.to_owned(),
+    }
+}
+
+fn note(line: &str) {
+    let Some(path) = variable(LEDGER) else { return };
+    let written = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        // In one write, since other test processes append to the file at the same time.
+        .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    if let Err(error) = written {
+        eprintln!("cannot write to the test ledger {path}: {error}");
+    }
+}
