@@ -1,1 +1,3 @@
-//! Placeholder.
+//! x
+mod config;
+pub use config::{KafkaConfig, KafkaConnection, Sasl};
