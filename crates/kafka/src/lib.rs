@@ -1,3 +1,12 @@
-//! x
+//! Events to Kafka.
+
+mod client;
 mod config;
-pub use config::{KafkaConfig, KafkaConnection, Sasl};
+mod encode;
+mod errors;
+mod sink;
+
+pub use self::{
+    config::{KafkaConfig, KafkaConnection, Sasl},
+    sink::KafkaSink,
+};
