@@ -23,6 +23,7 @@
 //! | [`envelope`], [`format`] | the JSON envelope, and the five formats of messages |
 //! | [`keyed`] | one event of a key at a time, for sinks |
 //! | [`route`] | topics and keys from an event's fields |
+//! | [`settings`] | a sink's address and keys, as text |
 //! | [`sinks`] | memory, stdout, file |
 
 pub mod admin;
@@ -39,6 +40,7 @@ pub mod log;
 pub mod queue;
 pub mod relay;
 pub mod route;
+pub mod settings;
 pub mod sink;
 pub mod sinks;
 pub mod source;

@@ -141,6 +141,12 @@ impl Template {
         Ok(Self { text: text.to_owned(), parts })
     }
 
+    /// `{stream}`.
+    pub fn stream() -> Self {
+        let name = "stream".to_owned();
+        Self { text: "{stream}".to_owned(), parts: vec![Part::Field(Field::Stream, name)] }
+    }
+
     /// The text for one event. A field that it does not have is a permanent error.
     pub fn render<'a>(&'a self, event: &'a Event) -> Result<Cow<'a, str>> {
         if let [only] = self.parts.as_slice() {
@@ -239,6 +245,11 @@ impl Route {
     /// A [`Template`].
     pub fn template(text: &str) -> Result<Self> {
         Template::parse(text).map(Self::Template)
+    }
+
+    /// By the stream alone: what every sink does unless told otherwise.
+    pub fn stream() -> Self {
+        Self::Template(Template::stream())
     }
 
     /// The topic of one event.

@@ -5,34 +5,13 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use airtight_core::{Error, Result};
+use airtight_core::{Error, Format, Result};
 use reqwest::{
     Url,
     header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue},
 };
 
 use crate::encode::Signer;
-
-/// The body of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Format {
-    /// The JSON envelope: metadata and payload.
-    #[default]
-    Envelope,
-    /// The payload as stored, and the rest in headers.
-    Raw,
-}
-
-impl Format {
-    /// Reads the word of a config; anything else is an error that names it.
-    pub fn parse(word: &str) -> Result<Self> {
-        match word {
-            "envelope" => Ok(Self::Envelope),
-            "raw" => Ok(Self::Raw),
-            other => Err(bad("format", format!("must be `envelope` or `raw`, found `{other}`"))),
-        }
-    }
-}
 
 /// Where to send events, and how. Checked by [`crate::WebhookSink::new`].
 #[derive(Clone)]
@@ -298,8 +277,6 @@ mod tests {
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
             assert_eq!(error.class(), Class::Permanent);
         }
-        assert!(Format::parse("xml").unwrap_err().message().contains("`xml`"));
-        assert_eq!(Format::parse("raw").unwrap(), Format::Raw);
     }
 
     #[test]

@@ -3,7 +3,10 @@
 //! Nothing in here can fail. An event that made it into an outbox is delivered, however odd its key; what a
 //! header cannot carry is encoded or left out, and the body has it all.
 
-use airtight_core::{Delivery, Event, Payload, Result, envelope};
+use airtight_core::{
+    Delivery, Event, Format, Payload, Result,
+    format::{Carrier, Encoder, Message, percent_encode},
+};
 use base64::{
     Engine, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig, general_purpose::STANDARD},
@@ -14,7 +17,10 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use sha2::Sha256;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::config::{Format, bad};
+use crate::config::bad;
+
+/// HTTP has no keys and no tombstones, and CloudEvents its own binding.
+const CARRIER: Carrier = Carrier { has_key: false, has_tombstones: false, cloudevents_prefix: "ce-" };
 
 /// What the metadata headers may take together. Common servers refuse requests with more than 8 KiB of
 /// headers, and a refusal for that reason would kill an event that is fine.
@@ -40,7 +46,8 @@ pub(crate) fn encode(
     now: OffsetDateTime,
 ) -> Encoded {
     let event = &delivery.event;
-    let (body, content_type) = body(event, format);
+    let (message, content_type) = body(event, format);
+    let body = message.body.unwrap_or_default();
     let mut headers = HeaderMap::new();
     if let Some(content_type) = content_type {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -54,18 +61,26 @@ pub(crate) fn encode(
     set(&mut headers, "webhook-id", &id);
     set(&mut headers, "webhook-timestamp", &timestamp.to_string());
     set(&mut headers, "idempotency-key", &id);
+    if format == Format::CloudEventsBinary {
+        for (name, value) in &message.headers {
+            set(&mut headers, name, &percent_encode(value));
+        }
+    }
     metadata(&mut headers, delivery, format);
     Encoded { headers, body }
 }
 
-fn body(event: &Event, format: Format) -> (Bytes, Option<&'static str>) {
-    match (format, &event.payload) {
-        (Format::Envelope, _) => (envelope::to_vec(event).into(), Some("application/json")),
-        (Format::Raw, Payload::Json(text)) => (text.clone(), Some("application/json")),
-        (Format::Raw, Payload::Bytes(bytes)) => (bytes.clone(), Some("application/octet-stream")),
+/// The body and what it is.
+fn body<'a>(event: &'a Event, format: Format) -> (Message<'a>, Option<&'static str>) {
+    let message = Encoder::new(format, CARRIER).encode(event);
+    // Debezium's bytes say nothing of themselves; HTTP should.
+    let content_type = message.content_type.or(match &event.payload {
+        Payload::Json(_) => Some("application/json"),
+        Payload::Bytes(_) => Some("application/octet-stream"),
         // Nothing is no JSON: servers that parse by content type would refuse it.
-        (Format::Raw, Payload::None) => (Bytes::new(), None),
-    }
+        Payload::None => None,
+    });
+    (message, content_type)
 }
 
 fn metadata(headers: &mut HeaderMap, delivery: &Delivery, format: Format) {
@@ -91,7 +106,7 @@ fn metadata(headers: &mut HeaderMap, delivery: &Delivery, format: Format) {
             put(name, value, true);
         }
     }
-    if format == Format::Raw {
+    if matches!(format, Format::Raw | Format::Event | Format::Debezium) {
         put("airtight-occurred-at", &event.occurred_at.format(&Rfc3339).unwrap_or_default(), true);
         put("airtight-schema-version", &event.schema_version.to_string(), true);
         for (name, value) in &event.headers {
@@ -109,28 +124,6 @@ fn set(headers: &mut HeaderMap, name: &str, value: &str) -> bool {
         }
         _ => false,
     }
-}
-
-/// What every header value may hold: printable ASCII, with `%` encoded so that there is one way back. Spaces
-/// at the ends would be trimmed on the way, so they are encoded too.
-fn percent_encode(text: &str) -> String {
-    const HEX: &[u8; 16] = b"0123456789ABCDEF";
-    let last = text.len().saturating_sub(1);
-    let mut out = String::with_capacity(text.len());
-    for (at, byte) in text.bytes().enumerate() {
-        let at_an_end = at == 0 || at == last;
-        match byte {
-            b'%' => out.push_str("%25"),
-            b' ' if at_an_end => out.push_str("%20"),
-            b' '..=b'~' => out.push(char::from(byte)),
-            _ => {
-                out.push('%');
-                out.push(char::from(HEX[usize::from(byte >> 4)]));
-                out.push(char::from(HEX[usize::from(byte & 15)]));
-            }
-        }
-    }
-    out
 }
 
 /// Signs as Standard Webhooks say, with each of its secrets.
@@ -218,6 +211,18 @@ mod tests {
         assert_eq!(headers["airtight-seq"], "1");
         assert_eq!(headers["airtight-attempt"], "3");
         assert_eq!(headers["tracestate"], "a=1");
+    }
+
+    #[test]
+    fn cloudevents_are_bound_to_http_as_their_specification_says() {
+        let event = sample_event(1, "grün");
+        let structured = encoded(event.clone(), Format::CloudEvents);
+        assert_eq!(structured.headers[CONTENT_TYPE], "application/cloudevents+json; charset=UTF-8");
+        let binary = encoded(event.clone(), Format::CloudEventsBinary);
+        assert_eq!(binary.headers[CONTENT_TYPE], "application/json");
+        assert_eq!(binary.headers["ce-subject"], "gr%C3%BCn");
+        assert_eq!(binary.headers["ce-specversion"], "1.0");
+        assert_eq!(binary.body[..], *event.payload.as_bytes());
     }
 
     #[test]

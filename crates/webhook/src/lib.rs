@@ -20,8 +20,9 @@
 //! | `airtight-stream`, `-event-type`, `-aggregate-type`, `-aggregate-id`, `-op`, `-seq`, `-attempt` | the event's metadata |
 //! | `traceparent`, `tracestate` | the event's, where it has them |
 //!
-//! The body is the JSON envelope or, with [`Format::Raw`], the payload as stored; then the rest of the event
-//! is in `airtight-occurred-at`, `airtight-schema-version` and `airtight-header-*`. Header values are
+//! The body is the JSON envelope, or another [`Format`]. Where the body does not hold it (`raw`, `event`,
+//! `debezium`), the rest of the event is in `airtight-occurred-at`, `airtight-schema-version` and
+//! `airtight-header-*`. CloudEvents are bound to HTTP as their specification says. Header values are
 //! percent-encoded where HTTP could not carry them (and `%` itself, so that decoding is never ambiguous);
 //! metadata that would make the headers larger than common servers accept is left out of them.
 //!
@@ -44,7 +45,5 @@ mod config;
 mod encode;
 mod sink;
 
-pub use self::{
-    config::{Format, WebhookConfig},
-    sink::WebhookSink,
-};
+pub use self::{config::WebhookConfig, sink::WebhookSink};
+pub use airtight_core::Format;

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use airtight_core::{Capabilities, Delivery, Outcome, Result, Sink};
+use airtight_core::{Capabilities, Delivery, Event, Format, Outcome, Position, Preview, Result, Sink};
 use async_trait::async_trait;
 use time::OffsetDateTime;
 
 use crate::{
     client::Client,
-    config::{Format, WebhookConfig},
+    config::WebhookConfig,
     encode::{Signer, encode},
 };
 
@@ -59,5 +59,21 @@ impl Sink for WebhookSink {
             outcomes.push(self.client.send(encoded).await.into());
         }
         outcomes
+    }
+
+    fn preview(&self, event: &Event) -> Result<Option<Preview>> {
+        let delivery = Delivery {
+            event: event.clone(),
+            position: Position(0),
+            attempt: 1,
+            max_attempts: None,
+            lost_leases: 0,
+        };
+        let encoded = encode(&delivery, self.format, self.signer.as_ref(), OffsetDateTime::now_utc());
+        let text =
+            |value: &reqwest::header::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+        let headers = encoded.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+        let destination = format!("POST {}", self.client.origin());
+        Ok(Some(Preview { destination, key: None, headers, body: Some(encoded.body) }))
     }
 }

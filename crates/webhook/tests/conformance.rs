@@ -34,7 +34,7 @@ impl SinkUnderTest for Webhook {
         let accepted = self.server.requests().into_iter().filter(|request| request.answered == Some(200));
         let read = accepted.map(|request| match self.format {
             Format::Envelope => Received::from_envelope(&request.body).expect("the body is an envelope"),
-            Format::Raw => Received {
+            _ => Received {
                 id: percent_decode(request.header("webhook-id").expect("every request has its id")),
                 key: percent_decode(request.header("airtight-aggregate-id").expect("these keys fit")),
                 seq: request.header("airtight-seq").expect("every request has it").parse().unwrap(),

@@ -247,6 +247,9 @@ fn from_base64(name: &str, text: &str) -> Result<Bytes> {
 
 /// A body that is the payload: JSON, unless it says that it is not or turns out not to be.
 fn payload_of(body: &Bytes, incoming: &Incoming<'_>) -> Payload {
+    if body.is_empty() && !incoming.headers.iter().any(|(name, _)| *name == "content-type") {
+        return Payload::None;
+    }
     let said = incoming.headers.iter().find(|(name, _)| *name == "content-type").map(|(_, value)| *value);
     let is_json =
         said != Some(BYTES.as_bytes()) && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok();

@@ -93,7 +93,7 @@ pub struct Carrier {
 /// An event as a broker carries it. The key is the event's aggregate id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// The value; none is a tombstone, or no payload.
+    /// The value; none is a tombstone (and, to `debezium`, no payload).
     pub body: Option<Bytes>,
     /// Names and values. A name occurs once.
     pub headers: Vec<(Cow<'a, str>, Cow<'a, str>)>,
@@ -148,7 +148,8 @@ impl Encoder {
                 content_type: Some(JSON),
             },
             Format::Debezium => Message {
-                body: payload(event).0,
+                // Nothing is null to Debezium, too.
+                body: payload(event).0.filter(|body| !body.is_empty()),
                 headers: vec![("id".into(), event.id.as_str().into())],
                 content_type: None,
             },
@@ -187,7 +188,8 @@ impl Encoder {
 /// The payload as it is, and what it is.
 fn payload(event: &Event) -> (Option<Bytes>, Option<&'static str>) {
     match &event.payload {
-        Payload::None => (None, None),
+        // Empty, and not absent: that would be a tombstone.
+        Payload::None => (Some(Bytes::new()), None),
         Payload::Json(text) => (Some(text.clone()), Some(JSON)),
         Payload::Bytes(bytes) => (Some(bytes.clone()), Some(BYTES)),
     }

@@ -1,0 +1,370 @@
+//! The producer: how it is made, what it says of itself, and when it is replaced.
+//!
+//! librdkafka retries for as long as it lives, in order, and with `enable.gapless.guarantee` a message that cannot
+//! be delivered ends the producer rather than let the next one overtake it. So a producer is used until it has
+//! ended or has not acknowledged anything for too long; then what it still holds is purged, and a new one is made.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use airtight_core::{Error, Result};
+use rdkafka::{
+    ClientContext,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
+    config::{FromClientConfig, FromClientConfigAndContext, RDKafkaLogLevel},
+    error::{KafkaError, RDKafkaErrorCode as Code},
+    producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    config::{KafkaConfig, refused},
+    errors::{self, Fate},
+};
+
+/// Batches of this size fill a request and fit the default limit of brokers.
+const BATCH_BYTES: usize = 1_000_000;
+/// Below this a batch is one message in any case.
+const LEAST_BATCH_BYTES: usize = 1_000;
+/// How long a topic may take to appear where brokers create topics by themselves.
+const APPEARS_WITHIN: Duration = Duration::from_secs(3);
+const LOOK: Duration = Duration::from_millis(100);
+/// Topics that are known to exist; past this the list starts over.
+const KNOWN_TOPICS: usize = 10_000;
+
+/// What became of one message.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Report {
+    /// The index that it was sent with.
+    pub(crate) at: usize,
+    pub(crate) error: Option<Code>,
+}
+
+/// Where the reports on the messages of one call arrive.
+#[derive(Debug, Default)]
+pub(crate) struct Reports {
+    arrived: Mutex<Vec<Report>>,
+    news: Notify,
+}
+
+impl Reports {
+    /// What has arrived since the last time; waits for at least one.
+    pub(crate) async fn next(&self) -> Vec<Report> {
+        loop {
+            // Registered before the look, so that none arrives unseen in between.
+            let news = self.news.notified();
+            let arrived = std::mem::take(&mut *lock(&self.arrived));
+            if !arrived.is_empty() {
+                return arrived;
+            }
+            news.await;
+        }
+    }
+}
+
+/// What librdkafka keeps with a message until its report.
+pub(crate) struct Ticket {
+    reports: Arc<Reports>,
+    at: usize,
+}
+
+/// What a producer says of its connections.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    /// The last thing that was wrong.
+    trouble: Mutex<Option<(Code, String)>>,
+    /// No broker can be reached. librdkafka says so once, and never that one is back.
+    down: AtomicBool,
+}
+
+impl Health {
+    fn note(&self, code: Code, reason: &str) {
+        if code == Code::AllBrokersDown {
+            self.down.store(true, Ordering::Relaxed);
+            // It says that all are down, and the error before it says why.
+            if lock(&self.trouble).is_some() {
+                return;
+            }
+        }
+        *lock(&self.trouble) = Some((code, reason.to_owned()));
+    }
+
+    fn answered(&self) {
+        self.down.store(false, Ordering::Relaxed);
+        *lock(&self.trouble) = None;
+    }
+
+    /// Whether no broker could be reached, and nothing was acknowledged since.
+    pub(crate) fn is_down(&self) -> bool {
+        self.down.load(Ordering::Relaxed)
+    }
+
+    fn trouble(&self) -> Option<(Code, String)> {
+        lock(&self.trouble).clone()
+    }
+}
+
+/// Connects librdkafka's callbacks with the two above.
+pub(crate) struct Context(Arc<Health>);
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        // Whatever is wrong with a connection reaches the operator once, as the error of a delivery.
+        match level {
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+                tracing::error!(target: "airtight::kafka", facility, "{message}");
+            }
+            _ => tracing::debug!(target: "airtight::kafka", facility, "{message}"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "airtight::kafka", %error, "{reason}");
+        if let Some(code) = error.rdkafka_error_code() {
+            self.0.note(code, reason);
+        }
+    }
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = Box<Ticket>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
+        let error = result.as_ref().err().map(|(error, _)| error.rdkafka_error_code().unwrap_or(Code::Fail));
+        if error.is_none() {
+            self.0.answered();
+        }
+        lock(&ticket.reports.arrived).push(Report { at: ticket.at, error });
+        ticket.reports.news.notify_one();
+    }
+}
+
+/// One producer, from its first message to the fault that ends it.
+pub(crate) struct Producer {
+    inner: ThreadedProducer<Context>,
+    pub(crate) health: Arc<Health>,
+    ended: AtomicBool,
+}
+
+impl Producer {
+    /// Hands a message over; its report comes to `reports` under the index `at`.
+    pub(crate) fn send(
+        &self,
+        record: BaseRecord<'_, str, [u8], ()>,
+        reports: &Arc<Reports>,
+        at: usize,
+    ) -> std::result::Result<(), Code> {
+        let ticket = Box::new(Ticket { reports: reports.clone(), at });
+        let record = BaseRecord {
+            topic: record.topic,
+            partition: record.partition,
+            payload: record.payload,
+            key: record.key,
+            timestamp: record.timestamp,
+            headers: record.headers,
+            delivery_opaque: ticket,
+        };
+        self.inner.send(record).map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(Code::Fail))
+    }
+
+    /// Makes every message that is still held fail now.
+    fn purge(&self) {
+        self.inner.purge(PurgeConfig::default().queue().inflight());
+    }
+}
+
+/// Makes producers, and knows which topics there are.
+pub(crate) struct Client {
+    config: KafkaConfig,
+    current: Mutex<Option<Arc<Producer>>>,
+    topics: Mutex<HashSet<String>>,
+    batch_bytes: AtomicUsize,
+}
+
+impl Client {
+    /// Checks the settings; connects to nothing.
+    pub(crate) fn new(config: KafkaConfig) -> Result<Self> {
+        config.producer_config(BATCH_BYTES)?;
+        Ok(Self {
+            config,
+            current: Mutex::default(),
+            topics: Mutex::default(),
+            batch_bytes: AtomicUsize::new(BATCH_BYTES),
+        })
+    }
+
+    pub(crate) fn brokers(&self) -> &str {
+        &self.config.connection.brokers
+    }
+
+    /// The producer in use, or a new one.
+    pub(crate) fn producer(&self) -> Result<Arc<Producer>> {
+        let mut current = lock(&self.current);
+        if let Some(producer) = current.as_ref().filter(|producer| !producer.ended.load(Ordering::Acquire)) {
+            return Ok(producer.clone());
+        }
+        let health = Arc::<Health>::default();
+        let config = self.config.producer_config(self.batch_bytes.load(Ordering::Relaxed))?;
+        let inner = ThreadedProducer::from_config_and_context(&config, Context(health.clone()))
+            .map_err(|error| refused(&error))?;
+        let producer = Arc::new(Producer { inner, health, ended: AtomicBool::new(false) });
+        *current = Some(producer.clone());
+        Ok(producer)
+    }
+
+    /// Gives a producer up: whatever it still holds fails, here and in other calls.
+    pub(crate) fn discard(&self, producer: &Arc<Producer>) {
+        producer.ended.store(true, Ordering::Release);
+        producer.purge();
+        let mut current = lock(&self.current);
+        let was_current = current.take_if(|current| Arc::ptr_eq(current, producer));
+        drop(current);
+        retire(was_current);
+    }
+
+    /// Gives up whatever there is.
+    pub(crate) fn close(&self) {
+        let current = lock(&self.current).take();
+        if let Some(producer) = &current {
+            producer.ended.store(true, Ordering::Release);
+            producer.purge();
+        }
+        retire(current);
+    }
+
+    /// A batch was refused though each of its messages is welcome: the broker's limit is below ours.
+    pub(crate) fn shrink_batches(&self) {
+        let before = self.batch_bytes.load(Ordering::Relaxed);
+        let after = (before / 4).max(LEAST_BATCH_BYTES);
+        self.batch_bytes.store(after, Ordering::Relaxed);
+        tracing::warn!(
+            target: "airtight::kafka",
+            "the broker refuses a batch of messages that it takes one by one; sending batches of {after} bytes from now on (its `max.message.bytes` is lower than `batch.size`)"
+        );
+    }
+
+    /// Whether the cluster answers.
+    pub(crate) async fn reach(&self) -> Result<()> {
+        let producer = self.producer()?;
+        let timeout = self.config.connection.connect_timeout;
+        let asked = producer.clone();
+        let answer = blocking(move || Ok(asked.inner.client().fetch_cluster_id(timeout))).await?;
+        match answer {
+            Some(_) => {
+                producer.health.answered();
+                Ok(())
+            }
+            None => Err(self.away(&producer)),
+        }
+    }
+
+    /// Why nothing is acknowledged, in words.
+    pub(crate) fn away(&self, producer: &Producer) -> Error {
+        errors::away(self.brokers(), producer.health.trouble())
+    }
+
+    /// What an error code on a message means.
+    pub(crate) fn fate(&self, topic: &str, code: Code) -> Fate {
+        let fate = errors::fate(self.brokers(), topic, code);
+        if matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) {
+            lock(&self.topics).remove(topic);
+        }
+        fate
+    }
+
+    /// Makes sure that a topic is there, before a message to it would wait for half a minute.
+    pub(crate) async fn topic(&self, topic: &str) -> Result<()> {
+        if lock(&self.topics).contains(topic) {
+            return Ok(());
+        }
+        let producer = self.producer()?;
+        let deadline = Instant::now() + APPEARS_WITHIN;
+        let mut created = false;
+        loop {
+            match self.look(&producer, topic).await? {
+                None => break,
+                Some(Code::UnknownTopicOrPartition) if self.config.create && !created => {
+                    self.create(topic).await?;
+                    created = true;
+                }
+                Some(Code::UnknownTopicOrPartition | Code::LeaderNotAvailable)
+                    if Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(LOOK).await;
+                }
+                Some(code) => return Err(errors::topic(self.brokers(), topic, code)),
+            }
+        }
+        let mut topics = lock(&self.topics);
+        if topics.len() >= KNOWN_TOPICS {
+            topics.clear();
+        }
+        topics.insert(topic.to_owned());
+        Ok(())
+    }
+
+    /// What the cluster says of a topic; none is good.
+    async fn look(&self, producer: &Arc<Producer>, topic: &str) -> Result<Option<Code>> {
+        let (asked, name) = (producer.clone(), topic.to_owned());
+        let timeout = self.config.connection.connect_timeout;
+        let metadata =
+            blocking(move || Ok(asked.inner.client().fetch_metadata(Some(&name), timeout))).await?;
+        let Ok(metadata) = metadata else { return Err(self.away(producer)) };
+        let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
+            return Ok(Some(Code::UnknownTopicOrPartition));
+        };
+        if let Some(code) = found.error() {
+            return Ok(Some(code.into()));
+        }
+        let led = found.partitions().iter().all(|partition| partition.leader() >= 0);
+        Ok((found.partitions().is_empty() || !led).then_some(Code::LeaderNotAvailable))
+    }
+
+    async fn create(&self, topic: &str) -> Result<()> {
+        let settings = self.config.connection.client_config(&[])?;
+        let admin: AdminClient<DefaultClientContext> =
+            AdminClient::from_config(&settings).map_err(|error| refused(&error))?;
+        let partitions = self.config.create_partitions.unwrap_or(-1);
+        let replication = TopicReplication::Fixed(self.config.create_replication.unwrap_or(-1));
+        let timeout = self.config.connection.connect_timeout;
+        let options = AdminOptions::new().request_timeout(Some(timeout)).operation_timeout(Some(timeout));
+        let topics = [NewTopic::new(topic, partitions, replication)];
+        let answer = admin.create_topics(&topics, &options).await;
+        // Its threads end with a wait.
+        drop(tokio::task::spawn_blocking(move || drop(admin)));
+        let code = match answer.map(|mut answer| answer.pop()) {
+            Ok(None | Some(Ok(_)) | Some(Err((_, Code::TopicAlreadyExists)))) => {
+                tracing::info!(target: "airtight::kafka", topic, "created the topic");
+                return Ok(());
+            }
+            Ok(Some(Err((_, code)))) => code,
+            Err(error) => error.rdkafka_error_code().unwrap_or(Code::Fail),
+        };
+        Err(errors::creating(self.brokers(), topic, code))
+    }
+}
+
+/// A producer ends with waits of its own, which must not be on a runtime's thread.
+fn retire(producer: Option<Arc<Producer>>) {
+    if let Some(producer) = producer {
+        drop(tokio::task::spawn_blocking(move || drop(producer)));
+    }
+}
+
+/// librdkafka's calls that wait.
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(call)
+        .await
+        .unwrap_or_else(|_| Err(Error::retryable("shutdown", "the runtime is shutting down")))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

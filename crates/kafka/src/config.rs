@@ -1,0 +1,514 @@
+//! What can be configured, and its way into librdkafka's settings. Needs no network.
+//!
+//! Secrets go in here and never come out in words: neither `Debug` nor an error shows a password, nor the value of a
+//! librdkafka setting, which may be one.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use airtight_core::{
+    Error, Format, Result,
+    route::{RegexRoute, Route},
+    settings::{Address, bad, boolean, duration, number, unknown},
+};
+use rdkafka::{ClientConfig, error::KafkaError};
+
+/// Settings that are airtight's promises. Setting one of them to anything else would break one.
+const FIXED: [(&str, &str); 8] = [
+    ("enable.idempotence", "true"),
+    ("acks", "all"),
+    // A message that librdkafka gave up on must not be overtaken by a later one of its key.
+    ("enable.gapless.guarantee", "true"),
+    ("message.timeout.ms", "0"),
+    ("retries", "2147483647"),
+    ("message.send.max.retries", "2147483647"),
+    ("delivery.report.only.error", "false"),
+    ("transactional.id", ""),
+];
+
+/// Other names of these, and what belongs to the other side.
+const REFUSED: [&str; 8] = [
+    "request.required.acks",
+    "delivery.timeout.ms",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "group.id",
+    "bootstrap.servers",
+    "metadata.broker.list",
+    "queuing.strategy",
+];
+
+/// How to reach a cluster, for a sink and for a source alike.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KafkaConnection {
+    /// `host:port`, several with commas between.
+    pub brokers: String,
+    /// Speaks TLS.
+    pub tls: bool,
+    /// A file with the certificates of the authorities to trust, in PEM; the system's where there is none.
+    pub ca: Option<String>,
+    /// A file with the client's own certificate, in PEM.
+    pub cert: Option<String>,
+    /// A file with its key, in PEM.
+    pub cert_key: Option<String>,
+    /// How to log in.
+    pub sasl: Option<Sasl>,
+    /// Who logs in.
+    pub user: Option<String>,
+    /// With which password.
+    pub password: Option<String>,
+    /// How the broker's logs call this client.
+    pub name: String,
+    /// How long the cluster may take to answer at all (5 s).
+    pub connect_timeout: Duration,
+    /// Any further settings of librdkafka, which knows about two hundred.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// A SASL mechanism.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sasl {
+    /// `PLAIN`: the password as it is, so better over TLS.
+    Plain,
+    /// `SCRAM-SHA-256`.
+    ScramSha256,
+    /// `SCRAM-SHA-512`.
+    ScramSha512,
+    /// `OAUTHBEARER`, with the `sasl.oauthbearer.*` settings of librdkafka; `sasl.oauthbearer.method = "oidc"` gets
+    /// tokens from an identity provider.
+    OAuthBearer,
+}
+
+impl Sasl {
+    const WORDS: [(&str, Self, &str); 4] = [
+        ("plain", Self::Plain, "PLAIN"),
+        ("scram-sha-256", Self::ScramSha256, "SCRAM-SHA-256"),
+        ("scram-sha-512", Self::ScramSha512, "SCRAM-SHA-512"),
+        ("oauthbearer", Self::OAuthBearer, "OAUTHBEARER"),
+    ];
+
+    fn parse(word: &str) -> Result<Self> {
+        let found = Self::WORDS.iter().find(|(known, ..)| known.eq_ignore_ascii_case(word));
+        found.map(|(_, sasl, _)| *sasl).ok_or_else(|| {
+            let known: Vec<String> = Self::WORDS.iter().map(|(word, ..)| format!("`{word}`")).collect();
+            bad("sasl", &format!("must be one of {}, found `{word}`", known.join(", ")))
+        })
+    }
+
+    fn mechanism(self) -> &'static str {
+        Self::WORDS.iter().find(|(_, sasl, _)| *sasl == self).map_or("PLAIN", |(.., name)| name)
+    }
+}
+
+impl KafkaConnection {
+    /// The keys that [`KafkaConnection::set`] knows; a key with a dot in it is a setting of librdkafka.
+    pub const KEYS: &'static [&'static str] =
+        &["tls", "ca", "cert", "cert_key", "sasl", "user", "password", "name", "connect_timeout"];
+
+    /// The defaults, for these brokers.
+    pub fn new(brokers: impl Into<String>) -> Self {
+        Self {
+            brokers: brokers.into(),
+            tls: false,
+            ca: None,
+            cert: None,
+            cert_key: None,
+            sasl: None,
+            user: None,
+            password: None,
+            name: "airtight".into(),
+            connect_timeout: Duration::from_secs(5),
+            settings: BTreeMap::new(),
+        }
+    }
+
+    /// From the parts of an address that say how to connect: `kafka://` or `kafka+tls://`.
+    pub(crate) fn from_address(address: &Address) -> Result<Self> {
+        let mut connection = Self::new(&address.hosts);
+        connection.tls = match address.scheme.as_str() {
+            "kafka" => false,
+            "kafka+tls" => true,
+            other => {
+                return Err(bad("url", &format!("begins with kafka:// or kafka+tls://, found `{other}://`")));
+            }
+        };
+        connection.user.clone_from(&address.user);
+        connection.password.clone_from(&address.password);
+        Ok(connection)
+    }
+
+    /// Sets a key; returns whether it is one of these.
+    pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<bool> {
+        match key {
+            "tls" => self.tls = boolean(key, value)?,
+            "ca" => self.ca = Some(value.to_owned()),
+            "cert" => self.cert = Some(value.to_owned()),
+            "cert_key" => self.cert_key = Some(value.to_owned()),
+            "sasl" => self.sasl = Some(Sasl::parse(value)?),
+            "user" => self.user = Some(value.to_owned()),
+            "password" => self.password = Some(value.to_owned()),
+            "name" => self.name = value.to_owned(),
+            "connect_timeout" => self.connect_timeout = duration(key, value)?,
+            dotted if dotted.contains('.') => {
+                self.settings.insert(dotted.to_owned(), value.to_owned());
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// librdkafka's settings for this connection, the caller's own on top of `defaults`.
+    pub(crate) fn client_config(&self, defaults: &[(&str, &str)]) -> Result<ClientConfig> {
+        self.check()?;
+        let mut config = ClientConfig::new();
+        config
+            .set("bootstrap.servers", &self.brokers)
+            .set("client.id", &self.name)
+            .set("socket.keepalive.enable", "true")
+            // A broker that is back is noticed within a second, at the price of one attempt a second.
+            .set("reconnect.backoff.ms", "50")
+            .set("reconnect.backoff.max.ms", "1000");
+        for (key, value) in defaults {
+            config.set(*key, *value);
+        }
+        let sasl = self.sasl.or(self.user.is_some().then_some(Sasl::Plain));
+        let protocol = match (self.tls, sasl) {
+            (false, None) => "plaintext",
+            (true, None) => "ssl",
+            (false, Some(_)) => "sasl_plaintext",
+            (true, Some(_)) => "sasl_ssl",
+        };
+        config.set("security.protocol", protocol);
+        if let Some(sasl) = sasl {
+            config.set("sasl.mechanism", sasl.mechanism());
+        }
+        for (key, value) in [
+            ("sasl.username", &self.user),
+            ("sasl.password", &self.password),
+            ("ssl.ca.location", &self.ca),
+            ("ssl.certificate.location", &self.cert),
+            ("ssl.key.location", &self.cert_key),
+        ] {
+            if let Some(value) = value {
+                config.set(key, value);
+            }
+        }
+        for (key, value) in &self.settings {
+            config.set(key, value);
+        }
+        // Files are read and names are checked here, without a connection.
+        config.create_native_config().map_err(|error| refused(&error))?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        let is_one = |broker: &str| {
+            let port = broker.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>()));
+            matches!(port, None | Some((_, Ok(_)))) && !broker.trim().is_empty() && !broker.starts_with(':')
+        };
+        if !self.brokers.split(',').all(is_one) {
+            let what = format!("names brokers as host:port, with commas between, found `{}`", self.brokers);
+            return Err(bad("url", &what));
+        }
+        if self.connect_timeout.is_zero() {
+            return Err(bad("connect_timeout", "must be longer than nothing"));
+        }
+        if self.password.is_some() && self.user.is_none() {
+            return Err(bad("password", "is given without a `user`"));
+        }
+        if self.cert.is_some() != self.cert_key.is_some() {
+            return Err(bad("cert", "and `cert_key` belong together: give both or neither"));
+        }
+        for (key, given) in [("ca", &self.ca), ("cert", &self.cert)] {
+            if given.is_some() && !self.tls {
+                return Err(bad(key, "needs TLS: write kafka+tls://, or set `tls` to true"));
+            }
+        }
+        for key in self.settings.keys() {
+            if let Some((_, value)) = FIXED.iter().find(|(fixed, _)| fixed == key) {
+                return Err(bad(key, &format!("is always `{value}`: airtight's promises rest on it")));
+            }
+            if REFUSED.contains(&key.as_str()) {
+                return Err(bad(key, "is set by airtight itself: remove it"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Without values: librdkafka's own words repeat them.
+pub(crate) fn refused(error: &KafkaError) -> Error {
+    match error {
+        KafkaError::ClientConfig(_, why, key, _) => {
+            // `No such configuration property: "x"`, `Invalid value "x" for configuration property "y"`.
+            let unknown = why.contains("No such configuration property");
+            let why = if unknown {
+                "is not a setting of librdkafka"
+            } else {
+                "has a value that librdkafka refuses"
+            };
+            bad(key, why)
+        }
+        KafkaError::ClientCreation(why) => {
+            Error::permanent("bad_config", format!("Kafka's client cannot be set up: {why}"))
+        }
+        other => Error::permanent("bad_config", format!("Kafka's client cannot be set up: {other}")),
+    }
+}
+
+impl fmt::Debug for KafkaConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaConnection")
+            .field("brokers", &self.brokers)
+            .field("tls", &self.tls)
+            .field("ca", &self.ca)
+            .field("cert", &self.cert)
+            .field("sasl", &self.sasl)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "•••"))
+            .field("name", &self.name)
+            .field("settings", &self.settings.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where to send events, and how. Checked by [`crate::KafkaSink::new`].
+#[derive(Debug, Clone)]
+pub struct KafkaConfig {
+    /// The cluster.
+    pub connection: KafkaConnection,
+    /// The topic of each event (`{stream}`).
+    pub topic: Route,
+    /// What the message is ([`Format::Envelope`]).
+    pub format: Format,
+    /// Writes a delete as a message without a value, which a compacted topic takes for the end of its key (true).
+    pub tombstones: bool,
+    /// Gives messages the time at which their event happened, not that at which they are sent (false).
+    pub event_time: bool,
+    /// Creates a topic that is missing (false). Brokers that create topics by themselves do so in any case.
+    pub create: bool,
+    /// With so many partitions; as the broker likes where there is none.
+    pub create_partitions: Option<i32>,
+    /// On so many brokers; as the broker likes where there is none.
+    pub create_replication: Option<i32>,
+    /// `none`, `gzip`, `snappy`, `lz4` or `zstd` (`none`).
+    pub compression: String,
+    /// How long nothing at all may be acknowledged before what is under way counts as undelivered (30 s).
+    pub timeout: Duration,
+    /// The largest message that is sent at all; the broker has a limit of its own (32 MiB).
+    pub max_message_bytes: usize,
+}
+
+impl KafkaConfig {
+    /// The keys that [`KafkaConfig::set`] knows beside [`KafkaConnection::KEYS`].
+    pub const KEYS: &'static [&'static str] = &[
+        "topic",
+        "topic_by",
+        "topic_regex",
+        "topic_replacement",
+        "format",
+        "tombstones",
+        "event_time",
+        "create",
+        "create_partitions",
+        "create_replication",
+        "compression",
+        "timeout",
+        "max_message_bytes",
+        "tls",
+        "ca",
+        "cert",
+        "cert_key",
+        "sasl",
+        "user",
+        "password",
+        "name",
+        "connect_timeout",
+    ];
+
+    /// The defaults, for these brokers: the envelope, to a topic named as the stream.
+    pub fn new(brokers: impl Into<String>) -> Self {
+        Self::with(KafkaConnection::new(brokers))
+    }
+
+    /// The defaults, for this cluster.
+    pub fn with(connection: KafkaConnection) -> Self {
+        Self {
+            connection,
+            topic: Route::stream(),
+            format: Format::default(),
+            tombstones: true,
+            event_time: false,
+            create: false,
+            create_partitions: None,
+            create_replication: None,
+            compression: "none".into(),
+            timeout: Duration::from_secs(30),
+            max_message_bytes: 32 << 20,
+        }
+    }
+
+    /// Reads `kafka://[USER:PASSWORD@]HOST:PORT[,HOST:PORT][/TOPIC][?KEY=VALUE&…]`, and `kafka+tls://…`.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let address = Address::parse(url)?;
+        let mut config = Self::with(KafkaConnection::from_address(&address)?);
+        if let Some(topic) = &address.path {
+            config.topic = Route::template(topic)?;
+        }
+        config.set_all(&address.query)?;
+        Ok(config)
+    }
+
+    /// Sets several keys. Those of a regex route stand together, so they are read together.
+    pub fn set_all(&mut self, pairs: &[(String, String)]) -> Result<()> {
+        let of = |key: &str| pairs.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+        let (by, regex, replacement) = (of("topic_by"), of("topic_regex"), of("topic_replacement"));
+        if by.is_some() || regex.is_some() || replacement.is_some() {
+            if of("topic").is_some() {
+                return Err(bad("topic", "and a topic regex are two ways to say where events go: keep one"));
+            }
+            self.topic = Route::Regex(Box::new(RegexRoute::new(
+                by.unwrap_or("{aggregate_type}"),
+                regex.unwrap_or(RegexRoute::REGEX),
+                replacement.unwrap_or(RegexRoute::REPLACEMENT),
+            )?));
+        }
+        for (key, value) in pairs {
+            if !["topic_by", "topic_regex", "topic_replacement"].contains(&key.as_str()) {
+                self.set(key, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets one key, as in the query of a URL; a key with a dot in it is a setting of librdkafka.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        match key {
+            "topic" => self.topic = Route::template(value)?,
+            "topic_by" | "topic_regex" | "topic_replacement" => {
+                return self.set_all(&[(key.to_owned(), value.to_owned())]);
+            }
+            "format" => self.format = Format::parse(value)?,
+            "tombstones" => self.tombstones = boolean(key, value)?,
+            "event_time" => self.event_time = boolean(key, value)?,
+            "create" => self.create = boolean(key, value)?,
+            "create_partitions" => self.create_partitions = Some(number(key, value, 1)?),
+            "create_replication" => self.create_replication = Some(number(key, value, 1)?),
+            "compression" => self.compression = value.to_owned(),
+            "timeout" => self.timeout = duration(key, value)?,
+            "max_message_bytes" => self.max_message_bytes = number(key, value, 1_000)?,
+            other => {
+                if !self.connection.set(other, value)? {
+                    return Err(unknown(other, Self::KEYS));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// librdkafka's settings for the producer, with batches of at most `batch_bytes`.
+    pub(crate) fn producer_config(&self, batch_bytes: usize) -> Result<ClientConfig> {
+        const COMPRESSIONS: [&str; 5] = ["none", "gzip", "snappy", "lz4", "zstd"];
+        if !COMPRESSIONS.contains(&self.compression.as_str()) {
+            let what = format!("must be one of {}, found `{}`", COMPRESSIONS.join(", "), self.compression);
+            return Err(bad("compression", &what));
+        }
+        if self.timeout.is_zero() {
+            return Err(bad("timeout", "must be longer than nothing"));
+        }
+        let (batch_bytes, max_bytes) = (batch_bytes.to_string(), self.max_message_bytes.to_string());
+        let mut config = self.connection.client_config(&[
+            // Where Java's clients, Debezium among them, put a key.
+            ("partitioner", "murmur2_random"),
+            // A batch is handed over whole, so there is nobody to wait for; a moment lets it fill its requests.
+            ("linger.ms", "1"),
+            ("compression.type", &self.compression),
+            ("batch.size", &batch_bytes),
+            ("message.max.bytes", &max_bytes),
+            // The relay bounds what is under way; these only must not be smaller.
+            ("queue.buffering.max.messages", "1000000"),
+            ("queue.buffering.max.kbytes", "1048576"),
+            ("retry.backoff.max.ms", "1000"),
+        ])?;
+        for (key, value) in FIXED {
+            if !value.is_empty() {
+                config.set(key, value);
+            }
+        }
+        config.create_native_config().map_err(|error| refused(&error))?;
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use airtight_core::{Class, sinks::memory::sample_event};
+
+    use super::*;
+
+    #[test]
+    fn an_address_says_it_all() {
+        let config = KafkaConfig::from_url(
+            "kafka+tls://me:s%3Acret@a:9092,b:9093/ivm.events.{aggregate_type}?format=event&sasl=scram-sha-512&create=true&create_partitions=6&compression=lz4&linger.ms=20",
+        )
+        .unwrap();
+        assert_eq!(config.topic.render(&sample_event(1, "k")).unwrap(), "ivm.events.Test");
+        assert_eq!((config.format, config.create, config.create_partitions), (Format::Event, true, Some(6)));
+        let settings = config.producer_config(1_000_000).unwrap();
+        for (key, value) in [
+            ("bootstrap.servers", "a:9092,b:9093"),
+            ("security.protocol", "sasl_ssl"),
+            ("sasl.mechanism", "SCRAM-SHA-512"),
+            ("sasl.username", "me"),
+            ("sasl.password", "s:cret"),
+            ("compression.type", "lz4"),
+            ("linger.ms", "20"),
+            ("acks", "all"),
+            ("enable.gapless.guarantee", "true"),
+            ("message.timeout.ms", "0"),
+        ] {
+            assert_eq!(settings.get(key), Some(value), "{key}");
+        }
+        assert!(!format!("{config:?}").contains("s:cret"));
+    }
+
+    #[test]
+    fn debeziums_route_can_be_written_as_it_is() {
+        let url = "kafka://h:1?topic_by={aggregate_type}&topic_replacement=ivm.events.${routedByValue}";
+        let config = KafkaConfig::from_url(url).unwrap();
+        assert_eq!(config.topic.render(&sample_event(1, "k")).unwrap(), "ivm.events.Test");
+    }
+
+    #[test]
+    fn a_wrong_config_is_refused_with_the_key_and_without_secrets() {
+        for (url, expected) in [
+            ("kafka:/hunter2", "has no `://`"),
+            ("http://h:1", "begins with kafka://"),
+            ("kafka://", "names brokers as host:port"),
+            ("kafka://h:hunter", "names brokers as host:port"),
+            ("kafka://h:1/{nope}", "unknown field `{nope}`"),
+            ("kafka://h:1?topc=x", "`topc` is not a setting"),
+            ("kafka://h:1?format=xml", "unknown format `xml`"),
+            ("kafka://h:1?acks=1", "`acks` is not a setting"),
+            ("kafka://h:1?enable.idempotence=false", "always `true`"),
+            ("kafka://h:1?message.timeout.ms=5", "always `0`"),
+            ("kafka://h:1?group.id=x", "set by airtight itself"),
+            ("kafka://h:1?no.such.thing=hunter2", "`no.such.thing` is not a setting of librdkafka"),
+            ("kafka://h:1?linger.ms=hunter2", "`linger.ms` has a value that librdkafka refuses"),
+            ("kafka://h:1?compression=rar", "`compression` must be one of"),
+            ("kafka://h:1?sasl=kerberos", "`sasl` must be one of"),
+            ("kafka://h:1?password=hunter2", "without a `user`"),
+            ("kafka://h:1?ca=/nowhere", "needs TLS"),
+            ("kafka+tls://h:1?cert=/nowhere", "belong together"),
+            ("kafka+tls://h:1?topic_regex=(&create=true", "cannot be used"),
+            ("kafka://h:1/a?topic=b&topic_regex=.*", "two ways"),
+            ("kafka://h:1?timeout=5", "`timeout` must be a duration"),
+        ] {
+            let config =
+                KafkaConfig::from_url(url).and_then(|config| config.producer_config(1_000).map(drop));
+            let error = config.expect_err(url);
+            assert!(error.message().contains(expected), "{url}: {error}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
+            assert_eq!(error.class(), Class::Permanent);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What librdkafka's error codes mean, for one event and for all of them.
+
+use airtight_core::Error;
+use rdkafka::error::RDKafkaErrorCode as Code;
+
+/// What follows from the error on one message.
+#[derive(Debug, Clone)]
+pub(crate) enum Fate {
+    /// The broker refused the request that this message was in: this one may be the reason, or another.
+    Suspect(Error),
+    /// Nothing is wrong with it: it fell with another, or with its producer.
+    Collateral,
+    /// Nobody can be accepted now.
+    Away(Error),
+}
+
+/// The fate of a message to `topic` that failed with `code`.
+pub(crate) fn fate(brokers: &str, topic: &str, code: Code) -> Fate {
+    match code {
+        Code::MessageSizeTooLarge | Code::InvalidMessageSize => Fate::Suspect(Error::permanent(
+            "too_large",
+            format!(
+                "Kafka refuses the message as too large for topic `{topic}`: store the payload elsewhere and publish a reference, or raise the topic's `max.message.bytes`"
+            ),
+        )),
+        Code::InvalidRecord | Code::InvalidTimestamp | Code::InvalidMessage | Code::BadMessage => {
+            Fate::Suspect(Error::permanent(
+                "refused",
+                format!("Kafka refuses the message for topic `{topic}` as invalid ({code})"),
+            ))
+        }
+        Code::Fatal
+        | Code::GaplessGuarantee
+        | Code::PurgeInflight
+        | Code::PurgeQueue
+        | Code::OutOfOrderSequenceNumber
+        | Code::UnknownProducerId
+        | Code::InvalidProducerEpoch
+        | Code::Fenced
+        | Code::Inconsistent
+        | Code::BrokerDestroy => Fate::Collateral,
+        code if is_about_topic(code) => Fate::Away(self::topic(brokers, topic, code)),
+        code => Fate::Away(away(brokers, Some((code, format!("topic `{topic}`: {code}"))))),
+    }
+}
+
+fn is_about_topic(code: Code) -> bool {
+    matches!(
+        code,
+        Code::UnknownTopicOrPartition
+            | Code::UnknownTopic
+            | Code::UnknownPartition
+            | Code::LeaderNotAvailable
+            | Code::TopicAuthorizationFailed
+            | Code::InvalidTopic
+    )
+}
+
+/// What is wrong with a topic, for everybody.
+pub(crate) fn topic(brokers: &str, topic: &str, code: Code) -> Error {
+    match code {
+        Code::TopicAuthorizationFailed => Error::unavailable(
+            "rights",
+            format!(
+                "Kafka at {brokers} does not let this user write to topic `{topic}`: grant Write and Describe on it"
+            ),
+        ),
+        Code::LeaderNotAvailable => Error::unavailable(
+            "no_leader",
+            format!("topic `{topic}` at {brokers} has a partition without a leader: are all its brokers up?"),
+        ),
+        Code::InvalidTopic => {
+            Error::permanent("bad_topic", format!("Kafka at {brokers} refuses the name of topic `{topic}`"))
+        }
+        _ => Error::unavailable(
+            "no_topic",
+            format!(
+                "topic `{topic}` does not exist at {brokers}, and the broker does not create it: create it, or set `create = true`"
+            ),
+        ),
+    }
+}
+
+/// Why a topic could not be created.
+pub(crate) fn creating(brokers: &str, topic: &str, code: Code) -> Error {
+    match code {
+        Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Error::unavailable(
+            "rights",
+            format!(
+                "Kafka at {brokers} does not let this user create topic `{topic}`: create it by hand, or grant Create"
+            ),
+        ),
+        Code::InvalidTopic => {
+            Error::permanent("bad_topic", format!("Kafka at {brokers} refuses the name of topic `{topic}`"))
+        }
+        code => Error::unavailable(
+            "no_topic",
+            format!("topic `{topic}` could not be created at {brokers}: {code}"),
+        ),
+    }
+}
+
+/// Why nothing can be sent at all. `trouble` is the last thing that librdkafka has complained of.
+pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>) -> Error {
+    let Some((code, reason)) = trouble else {
+        return Error::unavailable("timeout", format!("Kafka at {brokers} does not answer"));
+    };
+    let reason = brief(&reason);
+    match code {
+        Code::Authentication | Code::SaslAuthenticationFailed | Code::UnsupportedSASLMechanism => {
+            Error::unavailable("credentials", format!("Kafka at {brokers} refuses the login: {reason}"))
+        }
+        Code::ClusterAuthorizationFailed | Code::TransactionalIdAuthorizationFailed => Error::unavailable(
+            "rights",
+            format!("Kafka at {brokers} does not let this user write with idempotence: {reason}"),
+        ),
+        Code::SSL => Error::unavailable("tls", format!("TLS with Kafka at {brokers} fails: {reason}")),
+        Code::Resolve => Error::unavailable("dns", format!("Kafka at {brokers} cannot be found: {reason}")),
+        // What librdkafka sees of another protocol: sizes that make no sense, or hanging up at the first request.
+        _ if speaks_something_else(&reason) => Error::unavailable(
+            "not_kafka",
+            format!(
+                "what answers at {brokers} does not speak Kafka in the way it is asked to; is it a Kafka broker, and is TLS or SASL on at both ends or at none? ({reason})"
+            ),
+        ),
+        _ => Error::unavailable("connect", format!("Kafka at {brokers} cannot be reached: {reason}")),
+    }
+}
+
+fn speaks_something_else(reason: &str) -> bool {
+    ["ApiVersion", "Invalid response size", "incorrect security.protocol", "Receive failed", "Disconnected"]
+        .iter()
+        .any(|sign| reason.contains(sign))
+        && !reason.contains("Connection refused")
+}
+
+/// librdkafka's reasons begin with the broker and end in timings.
+fn brief(reason: &str) -> String {
+    let reason = reason.split(" (after ").next().unwrap_or(reason);
+    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+}

@@ -1,0 +1,366 @@
+//! The sink: a batch pipelined, each event answered for, what is delivered a prefix per key.
+//!
+//! # Why the prefix holds
+//!
+//! Events of one key go to one partition. A broker appends a producer's requests to a partition in the order of
+//! their sequence numbers and refuses a gap, so after a request that it refused it takes none behind it; and
+//! librdkafka, with `enable.gapless.guarantee`, then ends the producer instead of numbering anew. There is one hole
+//! in that: a broker that knows nothing of a producer yet takes any number for its first. So of each key the first
+//! event is sent alone, and the others follow, all at once, when it is acknowledged: by then the broker of that
+//! partition knows the producer. Nothing is given up on by time ([`crate::config`]): when a call has waited too
+//! long, the whole producer goes.
+
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+
+use airtight_core::{
+    Capabilities, Class, Delivery, Error, Event, Outcome, Preview, Result, Sink, keyed::by_key,
+};
+use async_trait::async_trait;
+use rdkafka::{error::RDKafkaErrorCode as Code, producer::BaseRecord};
+use tokio::time::Instant;
+
+use crate::{
+    client::{Client, Producer, Reports},
+    config::KafkaConfig,
+    encode::{Encode, headers},
+    errors::Fate,
+};
+
+/// How often a call starts over for events that fell with others.
+const PASSES: usize = 4;
+/// How many suspects of a refused request are sent alone before the rest is left to the next call.
+const SUSPECTS: usize = 20;
+/// How long all brokers may be out of reach before a call gives up. A broker's restart takes about as long.
+const DOWN: Duration = Duration::from_secs(5);
+/// How often a waiting call looks at that.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long librdkafka may take to give back what was purged.
+const PURGE: Duration = Duration::from_secs(2);
+
+/// Writes each event to a Kafka topic; see the crate's documentation.
+pub struct KafkaSink {
+    client: Client,
+    encode: Encode,
+    timeout: Duration,
+}
+
+impl KafkaSink {
+    /// Checks the config, and nothing on the network. A permanent error names the key that is wrong.
+    pub fn new(config: KafkaConfig) -> Result<Self> {
+        let encode = Encode::new(&config)?;
+        let timeout = config.timeout;
+        Ok(Self { client: Client::new(config)?, encode, timeout })
+    }
+
+    /// The topics of a batch, and what is wrong with those that cannot be written to.
+    async fn topics(&self, batch: &[Delivery]) -> HashMap<String, Option<Error>> {
+        let mut topics: HashMap<String, Option<Error>> = HashMap::new();
+        for delivery in batch {
+            let Ok(topic) = self.encode.topic(&delivery.event) else { continue };
+            if !topics.contains_key(topic.as_ref()) {
+                let trouble = self.client.topic(&topic).await.err();
+                topics.insert(topic.into_owned(), trouble);
+            }
+        }
+        topics
+    }
+}
+
+impl fmt::Debug for KafkaSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSink")
+            .field("brokers", &self.client.brokers())
+            .field("format", &self.encode.format())
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Sink for KafkaSink {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { prefix_per_key: true, concurrency: 4, ..Capabilities::default() }
+    }
+
+    async fn open(&self) -> Result<()> {
+        self.client.reach().await?;
+        match self.encode.only_topic() {
+            Some(topic) => self.client.topic(topic).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        let topics = self.topics(batch).await;
+        let mut call = Call {
+            sink: self,
+            batch,
+            topics,
+            chains: by_key(batch),
+            outcomes: vec![None; batch.len()],
+            away: false,
+        };
+        for _ in 0..PASSES {
+            if call.away || call.unresolved().next().is_none() {
+                break;
+            }
+            if let Err(error) = call.pass().await {
+                call.give_up(&error);
+            }
+        }
+        call.answer()
+    }
+
+    fn preview(&self, event: &Event) -> Result<Option<Preview>> {
+        self.encode.preview(event).map(Some)
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.client.close();
+        Ok(())
+    }
+}
+
+/// One call of `deliver`.
+struct Call<'a> {
+    sink: &'a KafkaSink,
+    batch: &'a [Delivery],
+    topics: HashMap<String, Option<Error>>,
+    /// The events of each key.
+    chains: Vec<Vec<usize>>,
+    /// None: not delivered yet, and nothing wrong with it.
+    outcomes: Vec<Option<Outcome>>,
+    /// Nobody can be accepted now.
+    away: bool,
+}
+
+/// Messages on their way.
+struct Flight {
+    producer: Arc<Producer>,
+    reports: Arc<Reports>,
+    /// Sent and not reported yet.
+    open: usize,
+    /// What fell, with the code.
+    fallen: Vec<(usize, Code)>,
+}
+
+impl Call<'_> {
+    /// Keys that have an event which can be sent now: its first one and those behind it.
+    fn unresolved(&self) -> impl Iterator<Item = &[usize]> {
+        self.chains.iter().filter_map(|chain| {
+            let first =
+                chain.iter().position(|at| !matches!(self.outcomes[*at], Some(Outcome::Delivered)))?;
+            self.outcomes[chain[first]].is_none().then_some(&chain[first..])
+        })
+    }
+
+    /// Sends all that is unresolved, and waits for what becomes of it.
+    async fn pass(&mut self) -> Result<()> {
+        let mut flight = Flight {
+            producer: self.sink.client.producer()?,
+            reports: Arc::default(),
+            open: 0,
+            fallen: Vec::new(),
+        };
+        let chains: Vec<Vec<usize>> = self.unresolved().map(<[usize]>::to_vec).collect();
+        // What may follow when its head is acknowledged.
+        let mut behind: HashMap<usize, &[usize]> = HashMap::with_capacity(chains.len());
+        for chain in &chains {
+            if let Some((head, rest)) = chain.split_first()
+                && self.send(*head, &mut flight)
+            {
+                behind.insert(*head, rest);
+            }
+        }
+        self.collect(&mut flight, &mut behind).await?;
+        if !flight.fallen.is_empty() {
+            self.judge(flight).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything sent is reported, sending on behind each head.
+    async fn collect(&mut self, flight: &mut Flight, behind: &mut HashMap<usize, &[usize]>) -> Result<()> {
+        while flight.open > 0 {
+            let Some(arrived) = self.sink.next(flight).await else {
+                let error = self.sink.client.away(&flight.producer);
+                self.recall(flight).await;
+                return Err(error);
+            };
+            for report in arrived {
+                flight.open -= 1;
+                if let Some(code) = report.error {
+                    flight.fallen.push((report.at, code));
+                    continue;
+                }
+                self.outcomes[report.at] = Some(Outcome::Delivered);
+                for at in behind.remove(&report.at).unwrap_or_default() {
+                    if !self.send(*at, flight) {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands one event to the producer; false if it, and so what is behind it, does not go.
+    fn send(&mut self, at: usize, flight: &mut Flight) -> bool {
+        match self.hand_over(at, flight) {
+            Ok(sent) => sent,
+            Err(error) => {
+                self.away |= error.class() == Class::Unavailable;
+                self.outcomes[at] = Some(Outcome::Failed(error));
+                false
+            }
+        }
+    }
+
+    fn hand_over(&self, at: usize, flight: &mut Flight) -> Result<bool> {
+        let delivery = &self.batch[at];
+        let encode = &self.sink.encode;
+        let topic = encode.topic(&delivery.event)?;
+        if let Some(Some(trouble)) = self.topics.get(topic.as_ref()) {
+            return Err(trouble.clone());
+        }
+        let message = encode.message(&delivery.event)?;
+        let record = BaseRecord {
+            topic: &topic,
+            partition: None,
+            payload: message.body.as_deref(),
+            key: Some(delivery.event.aggregate_id.as_str()),
+            timestamp: encode.timestamp(delivery),
+            headers: Some(headers(&message)),
+            delivery_opaque: (),
+        };
+        match flight.producer.send(record, &flight.reports, at) {
+            Ok(()) => {
+                flight.open += 1;
+                Ok(true)
+            }
+            Err(code) => {
+                flight.fallen.push((at, code));
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes back what was sent: the producer goes, and with it all that it holds. What was acknowledged until
+    /// then is delivered.
+    async fn recall(&mut self, flight: &mut Flight) {
+        self.sink.client.discard(&flight.producer);
+        let purged = async {
+            while flight.open > 0 {
+                for report in flight.reports.next().await {
+                    flight.open -= 1;
+                    if report.error.is_none() {
+                        self.outcomes[report.at] = Some(Outcome::Delivered);
+                    }
+                }
+            }
+        };
+        // What is not reported by then is not delivered as far as anybody knows.
+        let _ = tokio::time::timeout(PURGE, purged).await;
+    }
+
+    /// Finds out why messages fell: the producer's end, somebody's fault, or everybody's.
+    async fn judge(&mut self, flight: Flight) -> Result<()> {
+        let Flight { producer, fallen, .. } = flight;
+        // Whatever made a message fall has ended the producer, or left a gap that only a new one closes.
+        self.sink.client.discard(&producer);
+        let mut suspects = Vec::new();
+        for (at, code) in fallen {
+            let topic = self.sink.encode.topic(&self.batch[at].event)?;
+            match self.sink.client.fate(&topic, code) {
+                Fate::Collateral => {}
+                Fate::Suspect(error) => suspects.push((at, error)),
+                Fate::Away(error) => return Err(error),
+            }
+        }
+        self.question(suspects).await
+    }
+
+    /// Sends suspects alone, the largest first, until the guilty one is found.
+    async fn question(&mut self, mut suspects: Vec<(usize, Error)>) -> Result<()> {
+        // Only those whose turn it is in their key.
+        let heads: Vec<usize> = self.unresolved().map(|chain| chain[0]).collect();
+        suspects.retain(|(at, _)| heads.contains(at));
+        suspects.sort_by_key(|(at, _)| std::cmp::Reverse(self.batch[*at].event.payload.len()));
+        let mut all_innocent = suspects.len() > 1;
+        for (at, error) in suspects.into_iter().take(SUSPECTS) {
+            let mut flight = Flight {
+                producer: self.sink.client.producer()?,
+                reports: Arc::default(),
+                open: 0,
+                fallen: Vec::new(),
+            };
+            self.send(at, &mut flight);
+            self.collect(&mut flight, &mut HashMap::new()).await?;
+            let Some((_, code)) = flight.fallen.first() else { continue };
+            self.sink.client.discard(&flight.producer);
+            let topic = self.sink.encode.topic(&self.batch[at].event)?;
+            match self.sink.client.fate(&topic, *code) {
+                Fate::Suspect(_) => self.outcomes[at] = Some(Outcome::Failed(error)),
+                Fate::Collateral => {}
+                Fate::Away(error) => return Err(error),
+            }
+            all_innocent = false;
+            break;
+        }
+        if all_innocent {
+            self.sink.client.shrink_batches();
+        }
+        Ok(())
+    }
+
+    /// Nobody can be accepted: the first event that waits says why, the others were not tried.
+    fn give_up(&mut self, error: &Error) {
+        self.away = true;
+        let first = self.unresolved().map(|chain| chain[0]).min();
+        if let Some(first) = first {
+            self.outcomes[first] = Some(Outcome::Failed(error.clone()));
+        }
+    }
+
+    fn answer(mut self) -> Vec<Outcome> {
+        if !self.away && self.unresolved().next().is_some() {
+            self.give_up(&Error::unavailable(
+                "producer",
+                format!("Kafka's client at {} has ended again and again", self.sink.client.brokers()),
+            ));
+        }
+        for chain in &self.chains {
+            let mut is_prefix = true;
+            for at in chain {
+                let delivered = matches!(self.outcomes[*at], Some(Outcome::Delivered));
+                if delivered && !is_prefix {
+                    tracing::error!(
+                        target: "airtight::kafka",
+                        event_id = self.batch[*at].event.id,
+                        "an event was acknowledged though an earlier one of its key was not"
+                    );
+                }
+                if !is_prefix {
+                    self.outcomes[*at] = None;
+                }
+                is_prefix &= delivered;
+            }
+        }
+        self.outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Skipped)).collect()
+    }
+}
+
+impl KafkaSink {
+    /// The next reports; none when it is time to give up.
+    async fn next(&self, flight: &Flight) -> Option<Vec<crate::client::Report>> {
+        let began = Instant::now();
+        loop {
+            if let Ok(arrived) = tokio::time::timeout(LOOK, flight.reports.next()).await {
+                return Some(arrived);
+            }
+            let patience = if flight.producer.health.is_down() { DOWN } else { self.timeout };
+            if began.elapsed() >= patience {
+                return None;
+            }
+        }
+    }
+}
