@@ -174,6 +174,11 @@ impl Producer {
         self.inner.send(record).map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(Code::Fail))
     }
 
+    /// What has ended it, if that is nobody's fault: a missing right, an identity that the cluster does not give.
+    pub(crate) fn refused(&self) -> Option<(Code, String)> {
+        self.inner.client().fatal_error().filter(|(code, _)| !errors::is_collateral(*code))
+    }
+
     /// Makes every message that is still held fail now.
     fn purge(&self) {
         self.inner.purge(PurgeConfig::default().queue().inflight());
@@ -267,7 +272,7 @@ impl Client {
 
     /// Why nothing is acknowledged, in words.
     pub(crate) fn away(&self, producer: &Producer) -> Error {
-        errors::away(self.brokers(), producer.health.trouble())
+        errors::away(self.brokers(), producer.refused().or_else(|| producer.health.trouble()))
     }
 
     /// What an error code on a message means.

@@ -29,19 +29,26 @@ pub(crate) fn fate(brokers: &str, topic: &str, code: Code) -> Fate {
                 format!("Kafka refuses the message for topic `{topic}` as invalid ({code})"),
             ))
         }
-        Code::Fatal
-        | Code::GaplessGuarantee
-        | Code::PurgeInflight
-        | Code::PurgeQueue
-        | Code::OutOfOrderSequenceNumber
-        | Code::UnknownProducerId
-        | Code::InvalidProducerEpoch
-        | Code::Fenced
-        | Code::Inconsistent
-        | Code::BrokerDestroy => Fate::Collateral,
+        code if is_collateral(code) => Fate::Collateral,
         code if is_about_topic(code) => Fate::Away(self::topic(brokers, topic, code)),
         code => Fate::Away(away(brokers, Some((code, format!("topic `{topic}`: {code}"))))),
     }
+}
+
+/// What befalls a message because of another one, or a producer because of a message.
+pub(crate) fn is_collateral(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Fatal
+            | Code::GaplessGuarantee
+            | Code::PurgeInflight
+            | Code::PurgeQueue
+            | Code::OutOfOrderSequenceNumber
+            | Code::UnknownProducerId
+            | Code::InvalidProducerEpoch
+            | Code::Inconsistent
+            | Code::BrokerDestroy
+    )
 }
 
 fn is_about_topic(code: Code) -> bool {
@@ -106,7 +113,9 @@ pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>) -> Error {
         // A port where nobody listens refuses, and that is a reason; so somebody keeps silent.
         return Error::unavailable(
             "no_answer",
-            format!("nobody answers at {brokers} as Kafka would; is it a Kafka broker, and is it up?"),
+            format!(
+                "nobody answers at {brokers} as Kafka would; is it a broker that is up, and is TLS or SASL on at both ends or at none?"
+            ),
         );
     };
     let reason = brief(&reason);

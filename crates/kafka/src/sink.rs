@@ -268,8 +268,12 @@ impl Call<'_> {
     /// Finds out why messages fell: the producer's end, somebody's fault, or everybody's.
     async fn judge(&mut self, flight: Flight) -> Result<()> {
         let Flight { producer, fallen, .. } = flight;
+        let refused = producer.refused().map(|_| self.sink.client.away(&producer));
         // Whatever made a message fall has ended the producer, or left a gap that only a new one closes.
         self.sink.client.discard(&producer);
+        if let Some(error) = refused {
+            return Err(error);
+        }
         let mut suspects = Vec::new();
         for (at, code) in fallen {
             let topic = self.sink.encode.topic(&self.batch[at].event)?;
