@@ -33,6 +33,12 @@ pub(crate) async fn run(db: &TestDb, binary: &Path, seconds: u64) {
     );
 }
 
+/// Processor time in seconds, of all threads.
+pub(crate) fn cpu_seconds(pid: u32) -> f64 {
+    // Linux counts in hundredths, whatever its own clock does.
+    cpu_ticks(pid) as f64 / 100.0
+}
+
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the relay runs");
     // The name in parentheses may hold spaces; fields are counted from its end.

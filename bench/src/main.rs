@@ -5,6 +5,7 @@
 mod claim;
 mod drain;
 mod idle;
+mod kafka;
 mod latency;
 mod log;
 mod sample;
@@ -49,6 +50,21 @@ enum Bench {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
+    /// PostgreSQL to Kafka, queue and log, beside librdkafka's own producer.
+    Kafka {
+        /// How many events.
+        #[arg(long, default_value_t = 200_000)]
+        events: i64,
+    },
+    /// From commit to a consumer of Kafka, with NOTIFY on, beside a bare producer and consumer.
+    KafkaLatency {
+        /// Events a second.
+        #[arg(long, default_value_t = 500)]
+        rate: u32,
+        /// For how long.
+        #[arg(long, default_value_t = 20)]
+        seconds: u64,
+    },
     /// Publishing into and draining an SQLite file.
     Sqlite {
         /// How many events.
@@ -81,6 +97,8 @@ async fn main() {
         Bench::Claim { backlog, claims } => claim::run(&db, backlog, claims).await,
         Bench::Log { events } => log::run(&db, events).await,
         Bench::Latency { rate, seconds } => latency::run(&db, rate, seconds).await,
+        Bench::Kafka { events } => kafka::throughput(&db, events).await,
+        Bench::KafkaLatency { rate, seconds } => kafka::latency(&db, rate, seconds).await,
         Bench::Sqlite { .. } => unreachable!("needs no server, and has returned"),
         Bench::Idle { binary, seconds } => idle::run(&db, &binary, seconds).await,
     }

@@ -1,4 +1,47 @@
-//! Events to Kafka.
+//! Events to Kafka, through librdkafka, which is built in.
+//!
+//! ```no_run
+//! # fn main() -> airtight_core::Result<()> {
+//! use airtight_kafka::{KafkaConfig, KafkaSink};
+//!
+//! let config = KafkaConfig::from_url("kafka://localhost:9092/ivm.events.{aggregate_type}?format=event")?;
+//! let sink = KafkaSink::new(config)?;
+//! # let _ = sink;
+//! # Ok(()) }
+//! ```
+//!
+//! # What a consumer sees
+//!
+//! The key is the aggregate id, hashed as Java's clients do (`murmur2_random`), so that a topic may be written by
+//! both. The value is one of the [formats](airtight_core::format), and headers carry what it does not. A delete is a
+//! message without a value, a tombstone to compacted topics, and what it says of itself is in the header `payload`;
+//! `tombstones = false` writes it like any other event. `debezium` has no deletes and `cloudevents` no message
+//! without a value: there a delete is an event like others.
+//!
+//! # What is promised
+//!
+//! - **Delivered means acknowledged by all in-sync replicas** (`acks=all`, idempotent). Whether that survives the
+//!   loss of a broker is the topic's business: `min.insync.replicas` of 2 or more.
+//! - **A prefix per key**, pipelined: see [`KafkaSink`]. The settings that this rests on cannot be changed.
+//! - **In order per key** as long as the number of a topic's partitions stays: more partitions move keys.
+//! - **Bounded memory.** librdkafka holds what the relay has under way, and nothing is left with it when a call
+//!   returns.
+//!
+//! # What an error means
+//!
+//! | what Kafka says | class, code |
+//! | --- | --- |
+//! | message too large for the topic, or for `max_message_bytes` | permanent, `too_large`: this event alone, found by sending suspects one by one |
+//! | invalid record or timestamp | permanent, `refused` |
+//! | a topic's name that Kafka refuses; a field that the template lacks | permanent, `bad_topic`, `missing_field` |
+//! | login refused; TLS fails | unavailable, `credentials`, `tls` |
+//! | no right to write, to create, or to write with idempotence | unavailable, `rights` |
+//! | topic missing, and neither we nor the broker may create it | unavailable, `no_topic` |
+//! | connection refused, host not found, no answer, another protocol | unavailable, `connect`, `dns`, `no_answer`, `not_kafka` |
+//! | nothing acknowledged for `timeout`, e.g. too few in-sync replicas | unavailable, as the cause |
+//! | a fatal error of the producer | none: a new producer is made, and the call goes on |
+//!
+//! librdkafka retries what may pass by itself, in order, for as long as the call lasts.
 
 mod client;
 mod config;

@@ -152,16 +152,21 @@ pub(crate) enum ShapeArg {
     Log,
 }
 
-/// Say what is wrong with a config, a database or its tables
+/// Say what is wrong with a config, a database, its tables or where events go
 ///
-/// The exit code is 1 if something found would keep airtight from working.
+/// Shows what each sink would be sent: the newest event of the outbox, or one that is made up. The exit code is 1
+/// if something found would keep airtight from working.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  airtight check -c airtight.toml\n  airtight check --url sqlite:shop.db --json"
-)]
+#[command(after_help = "Examples:\n  \
+        airtight check -c airtight.toml\n  \
+        airtight check --url sqlite:shop.db --json\n  \
+        airtight check --url sqlite:shop.db --to 'kafka://localhost:9092/{stream}?format=raw'")]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
+    /// Where events would go: see whether it answers and what it would get
+    #[arg(long, value_name = "URL", conflicts_with = "config")]
+    pub(crate) to: Option<String>,
     /// Check the config only; connect to nothing
     #[arg(long, requires = "config")]
     pub(crate) offline: bool,
@@ -178,12 +183,18 @@ pub(crate) struct CheckArgs {
         stdout:            one JSON envelope a line\n  \
         file:PATH          the same, appended and fsynced\n  \
         http(s)://…        a POST for each event, signed as in Standard Webhooks\n  \
+        kafka://HOST:PORT[,…]/TOPIC            a Kafka topic, e.g. 'shop.{aggregate_type}'\n  \
+        nats://HOST:PORT/SUBJECT               a subject of NATS JetStream\n  \
+        amqp://HOST:PORT/VHOST?routing_key=…   RabbitMQ\n  \
+        redis://HOST:PORT/DB?key=…             a Redis stream\n  \
         null:              nowhere; for benchmarks\n\n\
+        Brokers take more behind a question mark, like ?format=raw&create=true; docs/configuration.md has the keys.\n\n\
         Examples:\n  \
         airtight run -c airtight.toml\n  \
         airtight run --from sqlite:shop.db --to stdout:\n  \
         airtight run --from sqlite:shop.db --to file:events.ndjson --drain\n  \
         airtight run --from postgres://app@db/shop --stream shop.orders --to https://example.org/hook\n  \
+        airtight run --from postgres://app@db/shop --to 'kafka://broker:9092/shop.{aggregate_type}?format=raw'\n  \
         airtight run --from postgres://app@db/shop --read log --consumer billing --to https://example.org/hook")]
 pub(crate) struct RunArgs {
     #[command(flatten)]

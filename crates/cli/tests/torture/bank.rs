@@ -91,6 +91,24 @@ impl Bank {
         }
     }
 
+    /// How much was committed.
+    pub(crate) async fn committed(&self) -> usize {
+        let select = "SELECT count(*) FROM ledger";
+        let count: i64 = match self {
+            Self::Postgres { outbox, .. } => {
+                sqlx::query_scalar(select).fetch_one(outbox.pool()).await.unwrap()
+            }
+            Self::Sqlite { outbox, .. } => sqlx::query_scalar(select).fetch_one(outbox.pool()).await.unwrap(),
+        };
+        usize::try_from(count).unwrap()
+    }
+
+    /// What is neither done nor dead.
+    pub(crate) async fn unfinished(&self) -> u64 {
+        let status = self.admin().status().await.unwrap();
+        status.streams.iter().map(|stream| stream.pending + stream.retrying + stream.processing).sum()
+    }
+
     /// What was committed.
     pub(crate) async fn ledger(&self) -> Vec<Entry> {
         let select = "SELECT id, account, n FROM ledger";

@@ -1,10 +1,6 @@
 //! SIGKILL at random moments, at least 50 times, while transactions commit and roll back.
 
-use std::{
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use serde_json::Value;
 
@@ -48,7 +44,7 @@ async fn survive(bank: &Bank, out: &Path) {
         worked += usize::from(size(out) > before);
     }
     writers.stop().await;
-    let summary = drain(&url, &to);
+    let summary = RelayProcess::drain(&url, &to);
 
     let arrived = read(out);
     let ledger = bank.ledger().await;
@@ -62,17 +58,6 @@ async fn survive(bank: &Bank, out: &Path) {
     assert!(ledger.len() > 500, "only {} events were committed", ledger.len());
     let dead: u64 = bank.admin().status().await.unwrap().streams.iter().map(|s| s.dead + s.unknown).sum();
     assert_eq!(dead, 0, "kills make no event dead; {summary}");
-}
-
-/// Lets the last relay finish.
-fn drain(url: &str, to: &str) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_airtight"))
-        .args(["run", "--from", url, "--to", to, "--drain", "--lease", "1", "--poll", "50", "--json"])
-        .stderr(Stdio::inherit())
-        .output()
-        .expect("the binary runs");
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 fn size(path: &Path) -> u64 {

@@ -4,12 +4,14 @@
 //! | file | what it shows |
 //! | --- | --- |
 //! | `bank` | the business side: serialised writers per key, some rolling back, and what they committed |
+//! | `brokers` | PostgreSQL to each broker: relays killed, brokers restarted, brokers that stay away |
 //! | `kill` | one relay, killed with SIGKILL at least 50 times |
 //! | `relays` | three relays joining, leaving, killed and paused past their lease, before a flaky webhook |
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
 
 mod bank;
+mod brokers;
 mod kill;
 mod process;
 mod relays;

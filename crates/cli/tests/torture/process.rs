@@ -19,6 +19,24 @@ impl RelayProcess {
         Self(child)
     }
 
+    /// Lets a last relay finish; returns its summary.
+    pub(crate) fn drain(url: &str, to: &str) -> String {
+        let output = Command::new(env!("CARGO_BIN_EXE_airtight"))
+            .args(["run", "--from", url, "--to", to, "--drain", "--lease", "1", "--poll", "50", "--json"])
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("the binary runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The bytes that it has in memory.
+    pub(crate) fn resident(&self) -> u64 {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.0.id())).expect("it runs");
+        let pages: u64 = statm.split(' ').nth(1).expect("the second field").parse().expect("a number");
+        pages * 4_096
+    }
+
     /// SIGKILL, at whatever instruction it is.
     pub(crate) fn kill(&mut self) {
         self.0.kill().expect("it was ours to kill");

@@ -70,7 +70,8 @@ impl Default for Policy {
             in_flight_events: 4_000,
             in_flight_bytes: 32 << 20,
             poll: Duration::from_secs(1),
-            circuit: Backoff { cap: Duration::from_secs(30), ..Backoff::default() },
+            // A probe is one attempt to connect: cheap enough to go on soon after the sink is back.
+            circuit: Backoff { cap: Duration::from_secs(5), ..Backoff::default() },
             crashes_alone: 3,
             grace: Duration::from_secs(10),
         }
