@@ -71,7 +71,9 @@ impl RedisServer {
         let args = own.iter().chain(settings).flat_map(|(name, value)| {
             // Words of their own: `--replicaof 127.0.0.1 6379`.
             let words: Vec<&str> = if value.is_empty() { vec![""] } else { value.split(' ').collect() };
-            std::iter::once(format!("--{name}")).chain(words.into_iter().map(str::to_owned)).collect::<Vec<_>>()
+            std::iter::once(format!("--{name}"))
+                .chain(words.into_iter().map(str::to_owned))
+                .collect::<Vec<_>>()
         });
         let recipe = Recipe {
             program: program.into(),
