@@ -27,7 +27,7 @@ use crate::{config::RedisConfig, refusal::Refusal, tls::Tls};
 
 /// A connection that was not used for this long is asked whether it still lives: servers and firewalls close idle
 /// ones, and a delivery should not be what finds out.
-const RESTED: Duration = Duration::from_secs(1);
+const RESTED: Duration = Duration::from_millis(100);
 
 /// Connections to one server.
 pub(crate) struct Client {
@@ -86,7 +86,8 @@ impl Client {
                 return Ok(connection);
             }
             // Any answer will do.
-            if self.greeting(&mut connection, &redis::cmd("PING")).await.is_ok() {
+            let ping = redis::cmd("PING");
+            if self.ask(&mut connection, &ping, self.config.connect_timeout).await.is_ok() {
                 return Ok(connection);
             }
             // The others have rested longer.
@@ -181,12 +182,20 @@ impl Client {
             if let Some(user) = &self.config.user {
                 auth.arg(user);
             }
-            self.greeting(&mut connection, auth.arg(password))
-                .await?
-                .map_err(|refusal| refusal.of_auth(&self.address))?;
+            match self.greeting(&mut connection, auth.arg(password)).await? {
+                Ok(Value::Okay) => {}
+                Ok(_) => return Err(self.stranger()),
+                Err(refusal) => return Err(refusal.of_auth(&self.address)),
+            }
+        }
+        match self.greeting(&mut connection, &redis::cmd("PING")).await? {
+            Ok(Value::SimpleString(pong)) if pong == "PONG" => {}
+            Ok(_) => return Err(self.stranger()),
+            // Then it knows who we are, and that is all we asked.
+            Err(refusal) if refusal.is_about_rights() => {}
+            Err(refusal) => return Err(refusal.of_server(&self.address)),
         }
         let must = |refusal: Refusal| refusal.of_server(&self.address);
-        self.greeting(&mut connection, &redis::cmd("PING")).await?.map_err(must)?;
         if self.config.database != 0 {
             let mut select = redis::cmd("SELECT");
             self.greeting(&mut connection, select.arg(self.config.database)).await?.map_err(must)?;
@@ -213,22 +222,30 @@ impl Client {
         Ok(pair.and_then(|pair| pair.into_iter().nth(1)))
     }
 
+    /// Asks while connecting. The whole has a deadline, and that one should be what is missed.
     async fn greeting(&self, connection: &mut Connection, command: &Cmd) -> Result<Result<Value, Refusal>> {
-        self.ask(connection, command, self.config.connect_timeout).await
+        self.ask(connection, command, self.config.connect_timeout * 2).await
     }
 
-    /// A connection that ended, or never was one. What was read stays out of the message: a stranger may well
-    /// repeat what was sent to it, the password included.
-    fn broken(&self, error: &RedisError) -> Error {
+    /// Somebody else's protocol. What was read stays out of the message: a stranger may well repeat what was sent
+    /// to it, the password included.
+    pub(crate) fn stranger(&self) -> Error {
         let address = &self.address;
-        match error.kind() {
-            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Error::unavailable(
-                "not_redis",
-                format!(
-                    "{address} does not speak Redis's protocol: is it the right port? A port with TLS wants rediss://"
-                ),
+        Error::unavailable(
+            "not_redis",
+            format!(
+                "{address} does not speak Redis's protocol: is it the right port? A port with TLS wants rediss://"
             ),
-            _ => Error::unavailable("connection", format!("the connection to {address} broke: {error}")),
+        )
+    }
+
+    /// A connection that ended, or never was one.
+    fn broken(&self, error: &RedisError) -> Error {
+        match error.kind() {
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => self.stranger(),
+            _ => {
+                Error::unavailable("connection", format!("the connection to {} broke: {error}", self.address))
+            }
         }
     }
 

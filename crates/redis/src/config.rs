@@ -9,6 +9,8 @@ use airtight_core::{Error, Result, format::Format};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Which Redis, which streams, and how. Checked by [`crate::RedisSink::new`].
 #[derive(Clone)]
 pub struct RedisConfig {
@@ -156,14 +158,13 @@ impl RedisConfig {
         if self.host.is_empty() {
             return Err(bad("host", "is empty"));
         }
-        for (key, duration) in [
-            ("timeout", Some(self.timeout)),
-            ("connect_timeout", Some(self.connect_timeout)),
-            ("max_age", self.max_age),
-        ] {
-            if duration.is_some_and(|duration| duration.as_millis() == 0) {
-                return Err(bad(key, "must be a millisecond at least"));
+        for (key, timeout) in [("timeout", self.timeout), ("connect_timeout", self.connect_timeout)] {
+            if timeout.as_millis() == 0 || timeout > LONGEST_TIMEOUT {
+                return Err(bad(key, "must be between a millisecond and a day"));
             }
+        }
+        if self.max_age.is_some_and(|age| age.as_millis() == 0) {
+            return Err(bad("max_age", "must be a millisecond at least"));
         }
         if self.max_len == Some(0) {
             return Err(bad("max_len", "must be at least 1: with 0 every entry would be gone at once"));
@@ -302,7 +303,9 @@ mod tests {
             ("redis://host?max_len=0", "`max_len` must be at least 1"),
             ("redis://host?max_len=1&max_age=1d", "`max_age` cannot be set beside"),
             ("redis://host?timeout=10", "`timeout` must be a duration"),
-            ("redis://host?timeout=0s", "`timeout` must be a millisecond"),
+            ("redis://host?timeout=0s", "`timeout` must be between"),
+            ("redis://host?connect_timeout=2d", "`connect_timeout` must be between"),
+            ("redis://host?max_age=0s", "`max_age` must be a millisecond"),
             ("redis://host?timeout=99999999999999999999d", "`timeout` must be a duration"),
             ("redis://host?format=xml", "unknown format `xml`"),
             ("redis://host?ca=x", "write rediss://"),

@@ -33,9 +33,14 @@ impl Refusal {
         Self { code: code.to_owned(), words: printable(words) }
     }
 
-    /// The bulk was longer than `proto-max-bulk-len`. The server hangs up after this.
-    pub(crate) fn is_protocol_error(&self) -> bool {
+    /// Whether the server hangs up after this, as it does when a part is longer than `proto-max-bulk-len`.
+    pub(crate) fn is_last_word(&self) -> bool {
         self.says("Protocol error")
+    }
+
+    /// Whether it is this user that may not.
+    pub(crate) fn is_about_rights(&self) -> bool {
+        self.code == "NOPERM"
     }
 
     /// Whether one entry was too large to be stored.

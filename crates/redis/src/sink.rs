@@ -71,61 +71,65 @@ impl RedisSink {
         connection: &mut Connection,
         request: &[(usize, Entry<'_>)],
     ) -> Result<Vec<Outcome>> {
-        let config = &self.client.config;
-        let trim = self.trim(connection);
-        let (command, is_script) = match request {
+        let mut outcomes = match request {
             // One event needs no script, and may be as large as it likes.
-            [(_, only)] => (only.command(trim), false),
-            several => (script(trim, several.iter().map(|(_, entry)| entry)), true),
+            [(_, only)] => vec![self.send_one(connection, only).await?],
+            several => self.send_several(connection, several).await?,
         };
-        let answer = self.client.ask(connection, &command, config.timeout).await?;
-        drop(command);
-        let mut outcomes: Vec<Outcome> = match (answer, request) {
-            (Ok(_), _) if !is_script => vec![Outcome::Delivered],
-            (Err(refusal), [(_, only)]) => {
-                let error = if refusal.is_too_large() {
-                    self.too_large(only.largest_part(), "it refuses the entry for its size")
-                } else {
-                    refusal.of_entry(&self.client.address, &only.key)
-                };
-                if refusal.is_protocol_error() {
-                    return Err(error);
-                }
-                vec![Outcome::Failed(error)]
-            }
-            (Err(refusal), _) => {
-                return Ok(vec![Outcome::Failed(refusal.of_server(&self.client.address)); request.len()]);
-            }
-            (Ok(Value::Array(answers)), _) if answers.len() == request.len() => {
-                let each = answers.into_iter().zip(request);
-                each.map(|(answer, (_, entry))| self.judge(&answer, entry)).collect()
-            }
-            (Ok(_), _) => {
-                let address = &self.client.address;
-                return Err(Error::unavailable(
-                    "not_redis",
-                    format!("{address} does not answer as Redis does"),
-                ));
-            }
-        };
-        if config.wait_replicas > 0 && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Delivered)) {
+        let is_any_in = outcomes.iter().any(|outcome| matches!(outcome, Outcome::Delivered));
+        if self.client.config.wait_replicas > 0 && is_any_in {
             self.wait_for_replicas(connection, &mut outcomes).await?;
         }
         Ok(outcomes)
     }
 
-    fn judge(&self, answer: &Value, entry: &Entry<'_>) -> Outcome {
+    async fn send_one(&self, connection: &mut Connection, entry: &Entry<'_>) -> Result<Outcome> {
+        let command = entry.command(self.trim(connection));
+        let refusal = match self.client.ask(connection, &command, self.client.config.timeout).await? {
+            Ok(answer) if is_id(&answer) => return Ok(Outcome::Delivered),
+            Ok(_) => return Err(self.client.stranger()),
+            Err(refusal) => refusal,
+        };
+        let error = if refusal.is_too_large() {
+            self.too_large(entry.largest_part(), "it refuses the entry for its size")
+        } else {
+            refusal.of_entry(&self.client.address, &entry.key)
+        };
+        if refusal.is_last_word() { Err(error) } else { Ok(Outcome::Failed(error)) }
+    }
+
+    async fn send_several(
+        &self,
+        connection: &mut Connection,
+        request: &[(usize, Entry<'_>)],
+    ) -> Result<Vec<Outcome>> {
+        let command = script(self.trim(connection), request.iter().map(|(_, entry)| entry));
+        match self.client.ask(connection, &command, self.client.config.timeout).await? {
+            Ok(Value::Array(answers)) if answers.len() == request.len() => {
+                let each = answers.iter().zip(request);
+                each.map(|(answer, (_, entry))| self.judge(answer, entry)).collect()
+            }
+            Ok(_) => Err(self.client.stranger()),
+            Err(refusal) => {
+                let error = refusal.of_server(&self.client.address);
+                if refusal.is_last_word() {
+                    return Err(error);
+                }
+                Ok(vec![Outcome::Failed(error); request.len()])
+            }
+        }
+    }
+
+    /// What the script says of one entry.
+    fn judge(&self, answer: &Value, entry: &Entry<'_>) -> Result<Outcome> {
         match answer {
-            Value::Int(1) => Outcome::Delivered,
-            Value::Int(_) => Outcome::Skipped,
+            Value::Int(1) => Ok(Outcome::Delivered),
+            Value::Int(0) => Ok(Outcome::Skipped),
             Value::BulkString(text) => {
                 let refusal = Refusal::from_script(&String::from_utf8_lossy(text));
-                Outcome::Failed(refusal.of_entry(&self.client.address, &entry.key))
+                Ok(Outcome::Failed(refusal.of_entry(&self.client.address, &entry.key)))
             }
-            _ => Outcome::Failed(Error::retryable(
-                "refused",
-                "the script's answer is none that airtight knows",
-            )),
+            _ => Err(self.client.stranger()),
         }
     }
 
@@ -139,7 +143,7 @@ impl RedisSink {
         let error = match self.client.ask(connection, &wait, config.timeout).await? {
             Ok(Value::Int(have)) if have >= i64::from(wanted) => return Ok(()),
             Ok(Value::Int(have)) => check::too_few_replicas(&self.client.address, have, wanted),
-            Ok(_) => Error::unavailable("not_redis", "the answer to WAIT is not a number"),
+            Ok(_) => return Err(self.client.stranger()),
             Err(refusal) => refusal.of_server(&self.client.address),
         };
         for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Delivered)) {
@@ -178,7 +182,15 @@ impl Sink for RedisSink {
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let mut run = Run::new(self, batch.len());
+        if batch.is_empty() {
+            return Vec::new();
+        }
+        // First, because nothing need be encoded for a server that is away.
+        let connection = match self.client.connection().await {
+            Ok(connection) => connection,
+            Err(error) => return vec![Outcome::Failed(error); batch.len()],
+        };
+        let mut run = Run::new(self, connection, batch.len());
         for (at, delivery) in batch.iter().enumerate() {
             run.add(at, &delivery.event).await;
         }
@@ -208,19 +220,20 @@ struct Run<'a> {
     stopped: HashSet<&'a str>,
     /// Nobody gets in: nothing more is sent.
     is_away: bool,
+    /// None after it broke, until the next request.
     connection: Option<Connection>,
     request: Vec<(usize, Entry<'a>)>,
     bytes: usize,
 }
 
 impl<'a> Run<'a> {
-    fn new(sink: &'a RedisSink, events: usize) -> Self {
+    fn new(sink: &'a RedisSink, connection: Connection, events: usize) -> Self {
         Self {
             sink,
             outcomes: vec![Outcome::Skipped; events],
             stopped: HashSet::new(),
             is_away: false,
-            connection: None,
+            connection: Some(connection),
             request: Vec::new(),
             bytes: 0,
         }
@@ -297,6 +310,13 @@ impl<'a> Run<'a> {
     fn is_stopped(&self, chain: &str) -> bool {
         self.is_away || self.stopped.contains(chain)
     }
+}
+
+/// Whether this is what `XADD` answers: `1700000000000-0`. Anything else is no receipt.
+fn is_id(answer: &Value) -> bool {
+    let Value::BulkString(text) = answer else { return false };
+    let parts = std::str::from_utf8(text).ok().and_then(|text| text.split_once('-'));
+    parts.is_some_and(|(time, number)| time.parse::<u64>().is_ok() && number.parse::<u64>().is_ok())
 }
 
 /// A large event travels alone, and a server that finds it too large hangs up, often before it can say why. So a
