@@ -93,20 +93,23 @@ async fn nobody_there_is_unavailable() {
     assert_eq!((error.class(), error.code()), (Class::Unavailable, "connect"), "{error}");
 }
 
+const TLS_TEST: &str = "tls_trusts_the_given_certificate_and_no_other";
+
 #[tokio::test]
 async fn tls_trusts_the_given_certificate_and_no_other() {
     let certified = || rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     let (ours, strange) = (certified(), certified());
     let key = ours.signing_key.serialize_pem();
-    let server = RedisServer::start_tls("tls_trusts_the_given_certificate", &ours.cert.pem(), &key).await;
-    let Some(server) = server else { return };
+    let certificate = ours.cert.pem();
+    let start = |asks_back| RedisServer::start_tls(TLS_TEST, &certificate, &key, asks_back);
+    let (Some(server), Some(asking)) = (start(false).await, start(true).await) else { return };
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let trusted = file("trusted.pem", &ours.cert.pem());
+    let trusted = file("trusted.pem", &certificate);
     let untrusted = file("untrusted.pem", &strange.cert.pem());
 
     let sink = sink(&server, &format!("?ca={trusted}"));
@@ -129,7 +132,7 @@ async fn tls_trusts_the_given_certificate_and_no_other() {
         sink_at(&format!("redis://127.0.0.1:{}?connect_timeout=1s", server.port())).open().await.unwrap_err();
     assert_eq!(error.class(), Class::Unavailable, "{error}");
     assert!(error.message().contains("rediss://") || error.code() == "connection", "{error}");
-    let Some(plain) = RedisServer::start("tls_trusts_the_given_certificate").await else { return };
+    let Some(plain) = RedisServer::start(TLS_TEST).await else { return };
     let url = format!("rediss://localhost:{}?ca={trusted}", plain.port());
     let error = sink_at(&url).open().await.unwrap_err();
     assert_eq!(error.class(), Class::Unavailable, "{error}");
@@ -146,9 +149,11 @@ async fn tls_trusts_the_given_certificate_and_no_other() {
         assert_eq!((error.class(), error.code()), (Class::Permanent, "bad_config"), "{error}");
         assert!(error.message().contains(words), "{error}");
     }
-    // And one to show is read too.
+    // One that wants to see ours.
+    let error = sink_at(&format!("{}?ca={trusted}", asking.url())).open().await.unwrap_err();
+    assert_eq!(error.class(), Class::Unavailable, "{error}");
     let own_key = file("key.pem", &key);
-    let sink = sink_at(&format!("{}?ca={trusted}&cert={trusted}&cert_key={own_key}", server.url()));
+    let sink = sink_at(&format!("{}?ca={trusted}&cert={trusted}&cert_key={own_key}", asking.url()));
     sink.open().await.unwrap();
 }
 

@@ -29,8 +29,8 @@ impl RedisServer {
         Self::launch(test_name, port, "redis", directory(), &port.to_string(), settings).await
     }
 
-    /// The same behind TLS, with a certificate and its key in PEM. Clients need no certificate.
-    pub async fn start_tls(test_name: &str, certificate: &str, key: &str) -> Option<Self> {
+    /// The same behind TLS, with a certificate and its key in PEM. If it `asks_back`, clients must show the same one.
+    pub async fn start_tls(test_name: &str, certificate: &str, key: &str, asks_back: bool) -> Option<Self> {
         let directory = directory();
         for (file, text) in [("cert.pem", certificate), ("key.pem", key)] {
             std::fs::write(directory.path().join(file), text).expect("a file in a new directory");
@@ -41,7 +41,7 @@ impl RedisServer {
             ("tls-cert-file", "cert.pem".into()),
             ("tls-key-file", "key.pem".into()),
             ("tls-ca-cert-file", "cert.pem".into()),
-            ("tls-auth-clients", "no".into()),
+            ("tls-auth-clients", if asks_back { "yes" } else { "no" }.into()),
         ];
         let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
         Self::launch(test_name, port, "rediss", directory, "0", &settings).await
