@@ -4,3 +4,4 @@
 
 pub mod kafka;
 pub mod process;
+pub mod redis;

@@ -1,0 +1,203 @@
+//! What the server says no with, and what that means.
+
+use airtight_core::{Error, Result};
+use redis::{RedisError, ServerError};
+
+/// How much of the server's own words an error shows.
+const SHOWN: usize = 200;
+
+/// A server's error, `CODE words`.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    code: String,
+    words: String,
+}
+
+impl Refusal {
+    /// The server's error; any other is handed back.
+    pub(crate) fn from_redis(error: RedisError) -> Result<Self, RedisError> {
+        let error = ServerError::try_from(error)?;
+        Ok(Self { code: error.code().to_owned(), words: printable(error.details().unwrap_or_default()) })
+    }
+
+    /// The text of an error that a script met. Before Redis 7 some say where: `@user_script: 8: -OOM command …`.
+    pub(crate) fn from_script(text: &str) -> Self {
+        let text = match text.strip_prefix("@user_script:") {
+            Some(place) => place.trim_start().split_once(':').map_or(place, |(_, said)| said.trim_start()),
+            None => text,
+        };
+        let text = text.strip_prefix('-').unwrap_or(text);
+        let (code, words) = text.split_once(' ').unwrap_or((text, ""));
+        let is_code = !code.is_empty() && code.bytes().all(|byte| byte.is_ascii_uppercase());
+        let (code, words) = if is_code { (code, words) } else { ("ERR", text) };
+        Self { code: code.to_owned(), words: printable(words) }
+    }
+
+    /// Whether the server hangs up after this, as it does when a part is longer than `proto-max-bulk-len`.
+    pub(crate) fn is_last_word(&self) -> bool {
+        self.says("Protocol error")
+    }
+
+    /// Whether it is this user that may not.
+    pub(crate) fn is_about_rights(&self) -> bool {
+        self.code == "NOPERM"
+    }
+
+    /// Whether one entry was too large to be stored.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.says("invalid bulk length") || self.says("Elements are too large")
+    }
+
+    /// The error for a password that is not taken. Shows the code alone: where `AUTH` is unknown, the words hold
+    /// the password.
+    pub(crate) fn of_auth(&self, address: &str) -> Error {
+        if let Some(error) = self.known(address, None) {
+            return error;
+        }
+        let code = &self.code;
+        Error::unavailable(
+            "credentials",
+            format!(
+                "{address} does not take the password ({code}): does it want one, and does the user exist?"
+            ),
+        )
+    }
+
+    /// The error for what the server said of a request as a whole: nobody gets in.
+    pub(crate) fn of_server(&self, address: &str) -> Error {
+        self.known(address, None).unwrap_or_else(|| {
+            Error::unavailable("refused", format!("{address} refuses: {} {}", self.code, self.words))
+        })
+    }
+
+    /// The error for what it said of one entry.
+    pub(crate) fn of_entry(&self, address: &str, key: &str) -> Error {
+        self.known(address, Some(key)).unwrap_or_else(|| {
+            let key = printable(key);
+            Error::retryable(
+                "refused",
+                format!("{address} refuses an entry of `{key}`: {} {}", self.code, self.words),
+            )
+        })
+    }
+
+    /// What is everybody's trouble: memory, rights, replicas, the wrong server, the wrong kind of key.
+    fn known(&self, address: &str, key: Option<&str>) -> Option<Error> {
+        let (code, what) = match self.code.as_str() {
+            "NOAUTH" => ("credentials", "wants a password: put it into the URL, redis://user:password@host"),
+            "WRONGPASS" => ("credentials", "does not take this user and password"),
+            "NOPERM" => {
+                ("rights", "lacks a right for this user, who needs `+xadd +eval` and the stream's key")
+            }
+            "ERR" if self.says("can't run this command") || self.says("can't access at least one") => {
+                ("rights", "lacks a right for this user, who needs `+xadd +eval` and the stream's key")
+            }
+            "DENIED" => (
+                "rights",
+                "takes no connections from other hosts: set a password, or turn protected mode off",
+            ),
+            "OOM" => ("out_of_memory", "is full: raise `maxmemory`, or trim streams"),
+            "READONLY" => ("read_only", "is a replica: name the primary"),
+            "LOADING" => ("loading", "is reading its data and will be up soon"),
+            "MISCONF" => ("misconf", "cannot save to its disk and takes no writes"),
+            "NOREPLICAS" => ("replicas", "has too few replicas for its `min-replicas-to-write`"),
+            "MASTERDOWN" => ("read_only", "is a replica that has lost its primary"),
+            "BUSY" => ("busy", "is busy with somebody's script"),
+            "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT" | "TRYAGAIN" => {
+                ("cluster", "is part of a Redis Cluster, which airtight does not support")
+            }
+            "WRONGTYPE" => ("wrong_type", "holds something else than a stream under this key"),
+            "ERR" if self.says("exhausted the last possible ID") => {
+                ("wrong_type", "has a stream under this key that is at its last possible id")
+            }
+            "ERR" if self.says("unknown command") || self.says("syntax error") => (
+                "version",
+                "does not know a command that airtight needs: Redis 5 is the oldest, 6.2 with `max_age`",
+            ),
+            "ERR" if self.says("index is out of range") => ("database", "has no database of this number"),
+            "ERR" if self.says("max number of clients") => {
+                ("connect", "has all the connections that it allows")
+            }
+            _ => return None,
+        };
+        // `unknown command` repeats the arguments, and a password may be among them.
+        let words = if code == "version" { String::new() } else { format!(" {}", self.words) };
+        let key = key.map(|key| format!(", key `{}`", printable(key))).unwrap_or_default();
+        Some(Error::unavailable(code, format!("{address} {what} ({}{words}{key})", self.code)))
+    }
+
+    fn says(&self, words: &str) -> bool {
+        self.words.contains(words)
+    }
+}
+
+/// What strangers say, fit for one line.
+fn printable(text: &str) -> String {
+    text.chars()
+        .take(SHOWN)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect::<String>()
+        .trim()
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use airtight_core::Class;
+
+    use super::*;
+
+    #[test]
+    fn the_code_is_found_in_what_scripts_say() {
+        for (text, code, words) in [
+            ("WRONGTYPE Operation against", "WRONGTYPE", "Operation against"),
+            ("@user_script: 8: -OOM command not allowed", "OOM", "command not allowed"),
+            ("@user_script:8: ERR odd: things", "ERR", "odd: things"),
+            ("@user_script: 8: The user executing", "ERR", "The user executing"),
+            ("", "ERR", ""),
+        ] {
+            let refusal = Refusal::from_script(text);
+            assert_eq!((refusal.code.as_str(), refusal.words.as_str()), (code, words), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_everybodys_trouble_is_unavailable() {
+        for (text, code) in [
+            ("NOAUTH Authentication required.", "credentials"),
+            ("WRONGPASS invalid username-password pair", "credentials"),
+            ("NOPERM this user has no permissions", "rights"),
+            ("OOM command not allowed", "out_of_memory"),
+            ("READONLY You can't write", "read_only"),
+            ("LOADING Redis is loading", "loading"),
+            ("MISCONF Redis is configured to save", "misconf"),
+            ("MASTERDOWN Link with MASTER is down", "read_only"),
+            ("CLUSTERDOWN Hash slot not served", "cluster"),
+            ("MOVED 1 127.0.0.1:1", "cluster"),
+            ("CROSSSLOT Keys in request", "cluster"),
+            ("WRONGTYPE Operation", "wrong_type"),
+            ("BUSY Redis is busy", "busy"),
+            ("NOREPLICAS Not enough good replicas to write.", "replicas"),
+            ("ERR max number of clients reached", "connect"),
+            ("ERR unknown command 'XADD'", "version"),
+        ] {
+            let error = Refusal::from_script(text).of_entry("host:1", "orders");
+            assert_eq!((error.class(), error.code()), (Class::Unavailable, code), "{error}");
+            assert!(error.message().contains("host:1") && error.message().contains("`orders`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_knows_is_retried_for_one_and_waits_for_all() {
+        let odd = Refusal::from_script("ERR something new");
+        assert_eq!(odd.of_entry("host:1", "k").class(), Class::Retryable);
+        assert_eq!(odd.of_server("host:1").class(), Class::Unavailable);
+    }
+
+    #[test]
+    fn no_password_is_repeated() {
+        let odd = Refusal::from_script("ERR unknown command 'AUTH', with args beginning with: 'hunter2'");
+        assert!(!odd.of_auth("host:1").message().contains("hunter2"));
+        assert!(!Refusal::from_script("ERR hunter2").of_auth("host:1").message().contains("hunter2"));
+    }
+}
