@@ -75,14 +75,16 @@ pub(crate) async fn throughput(db: &TestDb, events: i64) {
 
     let outbox = sample::outbox(db, "kafka").await;
     sample::fill(&outbox, events).await;
-    let queue = drained(events, Relay::new(outbox.queue(QueueOptions::default()), sink(&unique("queue")))).await;
+    let queue =
+        drained(events, Relay::new(outbox.queue(QueueOptions::default()), sink(&unique("queue")))).await;
     queue.print("PostgreSQL queue to Kafka", &bare);
 
     let options = PgOptions { shape: Shape::Log, table: "kafka_log".into(), ..PgOptions::default() };
     let outbox = PgOutbox::connect(&db.url(), options).await.expect("connecting");
     outbox.migrate().await.expect("migrating");
     sample::fill(&outbox, events).await;
-    let log = drained(events, Relay::new(outbox.log(LogOptions::consumer("bench")), sink(&unique("log")))).await;
+    let log =
+        drained(events, Relay::new(outbox.log(LogOptions::consumer("bench")), sink(&unique("log")))).await;
     log.print("PostgreSQL log to Kafka", &bare);
     println!(
         "{}",
@@ -120,7 +122,10 @@ async fn bare_producer(events: i64) -> Figures {
                 }
                 let mut record = BaseRecord::to(&topic).key(&key).payload(&body[..]).headers(headers);
                 while let Err((error, back)) = producer.send(record) {
-                    assert!(matches!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)), "{error}");
+                    assert!(
+                        matches!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)),
+                        "{error}"
+                    );
                     producer.poll(Duration::from_millis(1));
                     record = back;
                 }
@@ -161,10 +166,12 @@ pub(crate) async fn latency(db: &TestDb, rate: u32, seconds: u64) {
     let bare = bare_latency(rate, total).await;
     println!("bare producer and consumer at {rate} events/s: {bare}");
 
-    let outbox =
-        PgOutbox::connect(&db.url(), PgOptions { notify: Some(true), table: "kafka_latency".into(), ..PgOptions::default() })
-            .await
-            .expect("connecting");
+    let outbox = PgOutbox::connect(
+        &db.url(),
+        PgOptions { notify: Some(true), table: "kafka_latency".into(), ..PgOptions::default() },
+    )
+    .await
+    .expect("connecting");
     outbox.migrate().await.expect("migrating");
     let topic = unique("latency");
     let sink = sink(&topic);
@@ -217,7 +224,8 @@ async fn bare_latency(rate: u32, total: usize) -> Quantiles {
     sink(&topic).open().await.expect("Kafka answers");
     let begun = Begun::default();
     let consumer = tokio::spawn(consume(topic.clone(), begun.clone(), total));
-    let producer: ThreadedProducer<Silent> = producer_config().create_with_context(Silent).expect("a producer");
+    let producer: ThreadedProducer<Silent> =
+        producer_config().create_with_context(Silent).expect("a producer");
     paced(rate, total, async |n| {
         let (id, key) = (format!("bare-{n}"), format!("key-{}", n % 100));
         begun.lock().expect("not poisoned").insert(id.clone(), Instant::now());
@@ -252,7 +260,8 @@ async fn consume(topic: String, begun: Begun, total: usize) -> Quantiles {
         let message = consumer.recv().await.expect("a message");
         let now = Instant::now();
         let headers = message.headers().expect("headers");
-        let id = headers.iter().find(|header| header.key == "id").and_then(|header| header.value).expect("an id");
+        let id =
+            headers.iter().find(|header| header.key == "id").and_then(|header| header.value).expect("an id");
         // One that overtook its own publisher's return took no time.
         let since = begun.lock().expect("not poisoned").remove(&*String::from_utf8_lossy(id)).unwrap_or(now);
         taken.push(now.saturating_duration_since(since));

@@ -9,6 +9,7 @@ use airtight::{
     kafka::{KafkaConfig, KafkaSink},
     log::LogAdmin,
     postgres::{PgOptions, PgOutbox},
+    redis::{RedisConfig, RedisSink},
     sinks::{FileSink, StdoutSink},
     table::Shape,
     webhook::{WebhookConfig, WebhookSink},
@@ -291,7 +292,8 @@ pub(crate) fn sink(target: &SinkTarget) -> Result<Arc<dyn Sink>, Error> {
 pub(crate) fn broker_keys(kind: BrokerKind) -> &'static [&'static str] {
     match kind {
         BrokerKind::Kafka => KafkaConfig::KEYS,
-        BrokerKind::Nats | BrokerKind::RabbitMq | BrokerKind::Redis => &[],
+        BrokerKind::Redis => RedisConfig::KEYS,
+        BrokerKind::Nats | BrokerKind::RabbitMq => &[],
     }
 }
 
@@ -305,7 +307,12 @@ fn broker_sink(broker: &Broker) -> Result<Arc<dyn Sink>, Error> {
             config.set_all(&settings)?;
             Arc::new(KafkaSink::new(config)?)
         }
-        BrokerKind::Nats | BrokerKind::RabbitMq | BrokerKind::Redis => {
+        BrokerKind::Redis => {
+            let mut config = RedisConfig::from_url(url)?;
+            settings.iter().try_for_each(|(key, value)| config.set(key, value))?;
+            Arc::new(RedisSink::new(config)?)
+        }
+        BrokerKind::Nats | BrokerKind::RabbitMq => {
             return Err(Error::permanent("not_yet", "not in this version"));
         }
     })

@@ -65,7 +65,8 @@ impl Destination {
         let message = match self.sink.preview(&event) {
             Ok(message) => message?,
             Err(error) => {
-                let which = if made_up { "an event without it".into() } else { format!("event {}", event.id) };
+                let which =
+                    if made_up { "an event without it".into() } else { format!("event {}", event.id) };
                 let message = format!("{}: {which} could not be sent: {error}", self.name);
                 return Some(Err(Finding { fatal: false, message }));
             }

@@ -1,6 +1,9 @@
 //! Kafka.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use airtight_testkit::brokers::kafka::Kafka;
 use async_trait::async_trait;
@@ -8,9 +11,8 @@ use rdkafka::{
     ClientConfig, Message, Offset, TopicPartitionList,
     consumer::{BaseConsumer, Consumer},
 };
-use serde_json::Value;
 
-use super::{Broker, Plan, outlast, survive};
+use super::{Broker, Plan, entry, outlast, survive};
 use crate::bank::{Bank, Entry};
 
 const TOPIC: &str = "bank";
@@ -69,23 +71,14 @@ impl Broker for Kafka {
         let mut entries = Vec::new();
         while !left.is_empty() {
             let message = consumer.poll(PATIENCE).expect("a message within the time").unwrap();
-            entries.push(entry(&message));
+            let entry = entry(message.payload().unwrap());
+            assert_eq!(message.key(), Some(entry.key.as_bytes()));
+            entries.push(entry);
             if left[&message.partition()] == message.offset() + 1 {
                 left.remove(&message.partition());
             }
         }
         entries
-    }
-}
-
-fn entry(message: &impl Message) -> Entry {
-    let envelope: Value = serde_json::from_slice(message.payload().unwrap()).unwrap();
-    let key = envelope["aggregateId"].as_str().unwrap();
-    assert_eq!(message.key(), Some(key.as_bytes()));
-    Entry {
-        id: envelope["eventId"].as_str().unwrap().into(),
-        key: key.into(),
-        n: envelope["payload"]["n"].as_i64().unwrap(),
     }
 }
 
@@ -95,8 +88,16 @@ fn consumer(kafka: &Kafka) -> BaseConsumer {
     config.set("enable.auto.commit", "false").create().unwrap()
 }
 
-/// One past the last offset of each partition.
+/// One past the last offset of each partition. After a restart a partition has no leader for a moment.
 fn ends(consumer: &BaseConsumer) -> HashMap<i32, i64> {
-    let end = |partition| (partition, consumer.fetch_watermarks(TOPIC, partition, PATIENCE).unwrap().1);
+    let end = |partition| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match consumer.fetch_watermarks(TOPIC, partition, PATIENCE) {
+                Ok((_, end)) => return (partition, end),
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+        }
+    };
     (0..PARTITIONS).map(end).collect()
 }

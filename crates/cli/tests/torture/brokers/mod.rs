@@ -4,6 +4,7 @@
 //! `AIRTIGHT_TORTURE_EVENTS` and `AIRTIGHT_TORTURE_OUTAGE` make it as long as you like.
 
 mod kafka;
+mod redis;
 
 use std::{
     env,
@@ -138,6 +139,16 @@ pub(crate) async fn outlast(bank: &Bank, broker: &dyn Broker) {
     assert_eq!(spent, 0, "{spent} of {} events have spent an attempt on a broker that was away", rows.len());
     assert!(resumed < Duration::from_secs(10), "deliveries went on only {resumed:?} after the broker was up");
     assert!(most < before + GROWTH, "memory grew from {before} to {most} bytes while the broker was away");
+}
+
+/// A message that is the envelope of a transfer.
+pub(crate) fn entry(body: &[u8]) -> Entry {
+    let envelope: serde_json::Value = serde_json::from_slice(body).unwrap();
+    Entry {
+        id: envelope["eventId"].as_str().unwrap().into(),
+        key: envelope["aggregateId"].as_str().unwrap().into(),
+        n: envelope["payload"]["n"].as_i64().unwrap(),
+    }
 }
 
 async fn wait(deadline: Duration, what: &str, condition: impl AsyncFnMut() -> bool) {
