@@ -326,13 +326,49 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             "[pipelines.a]\nto = { url = \"null:\", secret = \"x\" }\n".to_owned(),
-            "airtight.toml:2: pipelines.a.to.secret: means nothing to `null:`; only webhooks have it",
+            "airtight.toml:2: pipelines.a.to.secret: means nothing to `null:`; it has nothing but `url`",
         ),
     ] {
         assert_eq!(error(&text), expected, "{text}");
     }
     assert!(error("[database\n").starts_with("airtight.toml:1: not valid TOML: "));
     assert!(error("a = 1\na = 2\n").starts_with("airtight.toml:2: not valid TOML: "));
+}
+
+#[test]
+fn a_broker_may_be_a_table_with_its_own_keys() {
+    let config = parse(
+        "[pipelines.a]\n\
+         to = { url = \"kafka://h:1\", topic = \"x.{stream}\", create = true, create_partitions = 6, password = \"${PASSWORD}\", settings = { \"linger.ms\" = 5, socket.timeout.ms = 900 } }\n",
+    )
+    .unwrap();
+    let SinkTarget::Broker(broker) = &config.pipelines[0].sink else { panic!("{config:?}") };
+    let settings: Vec<(&str, &str)> =
+        broker.settings.iter().map(|(key, value)| (key.as_str(), value.reveal())).collect();
+    assert_eq!(
+        settings,
+        [
+            ("topic", "x.{stream}"),
+            ("create", "true"),
+            ("create_partitions", "6"),
+            ("password", "hush"),
+            ("linger.ms", "5"),
+            ("socket.timeout.ms", "900")
+        ]
+    );
+    assert!(!format!("{config:?}").contains("hush"));
+    for (line, expected) in [
+        (
+            "to = { url = \"kafka://h:1\", topc = \"x\" }",
+            "unknown key `topc` in [pipelines.a.to]; did you mean `topic`?",
+        ),
+        ("to = { url = \"redis://h:1\", topic = \"x\" }", "unknown key `topic`"),
+        ("to = { url = \"kafka://h:1\", settings = { x = 1 } }", "have a dot in their names"),
+        ("to = { url = \"kafka://h:1\", topic = [] }", "expected a string, a number, true or false"),
+    ] {
+        let complaint = parse(&format!("[pipelines.a]\n{line}\n")).unwrap_err();
+        assert!(complaint.contains(expected), "{complaint}");
+    }
 }
 
 #[test]
