@@ -139,7 +139,7 @@ launch() { # FORMAT_OPTIONS OPTIONS
     "$(java)" "@$1" kafka.tools.StorageTool format --ignore-formatted --cluster-id AAAAAAAAAAAAAAAAAAAAAQ \
         --config "$config" >"$state/log" 2>&1 || return
     ! command -v setsid >/dev/null || detach=(setsid)
-    "${detach[@]}" "$(java)" "@$2" kafka.Kafka "$config" >>"$state/log" 2>&1 </dev/null 7<&- 9<&- &
+    "${detach[@]}" "$(java)" "@$2" kafka.Kafka "$config" >>"$state/log" 2>&1 </dev/null 7<&- &
     printf '%s\n' $! >"$state/pid"
     disown
     for _ in {1..600}; do
