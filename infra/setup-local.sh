@@ -3,7 +3,7 @@
 set -euo pipefail
 
 infra=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=../scripts/services
+# shellcheck source-path=SCRIPTDIR source=../scripts/services
 source "$infra/../scripts/services" # root, say, die, ours, end_process, port_is_free, recorded
 
 local_dir=${IVM_LOCAL_DIR:-$root/target/local}
@@ -63,7 +63,13 @@ services() {
         AIRTIGHT_POSTGRES_PORT="$IVM_PG_PORT" AIRTIGHT_KAFKA_PORT="$IVM_KAFKA_PORT" "$self" "$@"
 }
 
+need_port() { # SERVICE VARIABLE
+    services status "$1" >/dev/null 2>&1 || port_is_free "${!2}" || die "port ${!2} is in use; set $2 to another"
+}
+
 up_with_packages() {
+    need_port postgres IVM_PG_PORT
+    need_port kafka IVM_KAFKA_PORT
     services start postgres kafka
     eval "$(services env postgres kafka)"
     # What runs already may be elsewhere than the defaults say.
@@ -125,7 +131,7 @@ start_airtight() {
 start_connect() {
     local state=$local_dir/connect
     ! running connect || return 0
-    port_is_free "$IVM_CONNECT_PORT" || die "port $IVM_CONNECT_PORT is in use (IVM_CONNECT_PORT)"
+    port_is_free "$IVM_CONNECT_PORT" || die "port $IVM_CONNECT_PORT is in use; set IVM_CONNECT_PORT to another"
     fetch_plugin
     mkdir -p "$state"
     {

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 infra=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=../scripts/services
+# shellcheck source-path=SCRIPTDIR source=../scripts/services
 source "$infra/../scripts/services" # port_is_free, ours
 
 setup() { "$infra/setup-local.sh" "$1" --packages "${relay[@]}"; }
