@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2154  # $state comes from scripts/services
 # Apache Kafka in KRaft mode: one node that is broker and controller. It begins afresh at each start, as
-# tests leave their topics behind. Where it cannot be had, Kafka's tests use librdkafka's mock cluster.
+# tests leave their topics behind, unless AIRTIGHT_KAFKA_KEEP is set. Where it cannot be had, Kafka's tests
+# use librdkafka's mock cluster.
 
 kafka_version=4.1.1
 slf4j_version=1.7.36 # the one that Kafka is built with
@@ -93,7 +94,7 @@ archive_classes() { # FILE
     state=$(mktemp -d "$home/training.XXXXXX")
     config=$state/server.properties
     options "-XX:ArchiveClassesAtExit=$state/archive" -Xlog:cds=off >"$state/options"
-    configure "$(pick_port)" "$(pick_port)"
+    configure "$(pick_port training)" "$(pick_port training)"
     if launch "$home/java.options.new" "$state/options"; then
         end_process "$(recorded pid)" "$config" TERM KILL
         mv "$state/archive" "$1" && made=0
@@ -134,11 +135,11 @@ CONF
 # Returns when the broker serves, or fails when it has ended.
 launch() { # FORMAT_OPTIONS OPTIONS
     local detach=()
-    rm -rf "$state/data"
-    "$(java)" "@$1" kafka.tools.StorageTool format --cluster-id AAAAAAAAAAAAAAAAAAAAAQ \
+    [[ -n ${AIRTIGHT_KAFKA_KEEP:-} ]] || rm -rf "$state/data"
+    "$(java)" "@$1" kafka.tools.StorageTool format --ignore-formatted --cluster-id AAAAAAAAAAAAAAAAAAAAAQ \
         --config "$config" >"$state/log" 2>&1 || return
     ! command -v setsid >/dev/null || detach=(setsid)
-    "${detach[@]}" "$(java)" "@$2" kafka.Kafka "$config" >>"$state/log" 2>&1 </dev/null 7<&- 9<&- &
+    "${detach[@]}" "$(java)" "@$2" kafka.Kafka "$config" >>"$state/log" 2>&1 </dev/null 7<&- &
     printf '%s\n' $! >"$state/pid"
     disown
     for _ in {1..600}; do
