@@ -1,1 +1,12 @@
-//! Placeholder.
+//! Placeholder docs.
+
+mod answer;
+mod client;
+mod config;
+mod destination;
+mod encode;
+mod sink;
+mod subject;
+mod tls;
+
+pub use self::{config::NatsConfig, sink::NatsSink};

@@ -1,0 +1,114 @@
+//! What the tests of this crate share: streams on a private server, and what is in them.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a failing test should panic")]
+
+use airtight_core::{Delivery, Error, Event, Outcome, Position, Sink, sinks::memory::sample_event};
+use airtight_nats::{NatsConfig, NatsSink};
+use async_nats::{
+    HeaderMap,
+    jetstream::{self, stream::Config},
+};
+use bytes::Bytes;
+
+/// A message of a stream.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    pub subject: String,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Stored {
+    /// A header as it was before it was percent-encoded.
+    pub fn header(&self, name: &str) -> Option<String> {
+        self.headers.get(name).map(|value| percent_decode(value.as_str()))
+    }
+}
+
+/// JetStream of a server that lets everyone in, or of one that knows `admin` (see [`USERS`]).
+pub async fn jetstream(address: &str, user: Option<(&str, &str)>) -> jetstream::Context {
+    let options = async_nats::ConnectOptions::new();
+    let options = match user {
+        Some((user, password)) => options.user_and_password(user.into(), password.into()),
+        None => options,
+    };
+    jetstream::new(options.connect(address).await.unwrap())
+}
+
+/// Makes a stream on disk.
+pub async fn create_stream(jetstream: &jetstream::Context, config: Config) {
+    jetstream.create_stream(config).await.unwrap();
+}
+
+/// A stream of all subjects below `orders`.
+pub fn orders() -> Config {
+    Config { name: "ORDERS".into(), subjects: vec!["orders.>".into()], ..Config::default() }
+}
+
+/// All that is in a stream, in order.
+pub async fn stored(jetstream: &jetstream::Context, stream: &str) -> Vec<Stored> {
+    let stream = jetstream.get_stream(stream).await.unwrap();
+    let state = stream.cached_info().state.clone();
+    let mut messages = Vec::new();
+    if state.messages == 0 {
+        return messages;
+    }
+    for sequence in state.first_sequence..=state.last_sequence {
+        let message = stream.get_raw_message(sequence).await.unwrap();
+        messages.push(Stored {
+            subject: message.subject.to_string(),
+            headers: message.headers,
+            body: message.payload,
+        });
+    }
+    messages
+}
+
+/// A config for events of all subjects below `orders`: `orders.{event_type}`.
+pub fn config(address: &str) -> NatsConfig {
+    let mut config = NatsConfig::new(address);
+    config.subject = "orders.{event_type}".into();
+    config
+}
+
+pub fn sink(config: NatsConfig) -> NatsSink {
+    NatsSink::new(config).unwrap()
+}
+
+pub fn delivery(seq: i64, key: &str) -> Delivery {
+    of(sample_event(seq, key))
+}
+
+pub fn of(event: Event) -> Delivery {
+    let position = Position(event.seq.cast_unsigned());
+    Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }
+}
+
+/// Delivers one event.
+pub async fn send(sink: &NatsSink, delivery: Delivery) -> Result<(), Error> {
+    let mut outcomes = sink.deliver(&[delivery]).await;
+    assert_eq!(outcomes.len(), 1);
+    match outcomes.remove(0) {
+        Outcome::Delivered => Ok(()),
+        Outcome::Failed(error) => Err(error),
+        other => panic!("{other:?} is not to be said of a single event"),
+    }
+}
+
+/// As a receiver would undo it.
+pub fn percent_decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, behind @ ..] = rest {
+        if let (b'%', [high, low, behind @ ..]) = (first, behind) {
+            let hex = String::from_utf8(vec![*high, *low]).unwrap();
+            bytes.push(u8::from_str_radix(&hex, 16).unwrap());
+            rest = behind;
+        } else {
+            bytes.push(*first);
+            rest = behind;
+        }
+    }
+    String::from_utf8(bytes).unwrap()
+}
