@@ -24,6 +24,7 @@
 
 use std::{
     future::pending,
+    io,
     sync::{Arc, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -301,7 +302,8 @@ impl Client {
 
     fn cannot_connect(&self, error: &ConnectError) -> Error {
         let shown = &self.config.shown;
-        let cause = printable(root_cause(error).as_bytes());
+        let root = root_cause(error);
+        let cause = printable(root.to_string().as_bytes());
         match error.kind() {
             ConnectErrorKind::AuthorizationViolation => Error::unavailable(
                 "credentials",
@@ -314,7 +316,7 @@ impl Client {
                 "the seed of `nkey` or `creds` cannot sign what the server asks for: check it",
             ),
             ConnectErrorKind::TimedOut => self.no_greeting(),
-            ConnectErrorKind::Io if speaks_something_else(&cause) => Error::unavailable(
+            ConnectErrorKind::Io if speaks_something_else(root) => Error::unavailable(
                 "not_nats",
                 format!("{shown} does not speak NATS ({cause}): check host and port"),
             ),
@@ -369,18 +371,23 @@ fn is_about_hearing(complaint: &str) -> bool {
     complaint.starts_with("Permissions Violation for Subscription")
 }
 
-/// The words of async-nats for a greeting that is none.
-fn speaks_something_else(cause: &str) -> bool {
-    ["invalid server operation", "unable to parse", "expected INFO", "expected value", "invalid utf-8"]
-        .iter()
-        .any(|words| cause.contains(words))
+/// Whether somebody greeted, but not as a NATS server does.
+fn speaks_something_else(cause: &(dyn std::error::Error + 'static)) -> bool {
+    match cause.downcast_ref::<io::Error>() {
+        Some(error) => error.kind() == io::ErrorKind::InvalidInput,
+        // async-nats has no kind for a greeting of another kind than a server's.
+        None => {
+            let words = cause.to_string();
+            words.starts_with("expected INFO") && !words.ends_with("nothing")
+        }
+    }
 }
 
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    // The outer layers say that connecting failed; the innermost says what happened.
+/// The outer layers say that connecting failed; the innermost says what happened.
+fn root_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
     }
-    cause.to_string()
+    cause
 }

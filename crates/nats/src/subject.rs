@@ -10,7 +10,7 @@ use airtight_core::{Error, Result, route::Template};
 /// subject that line holds the address for the answer and three numbers.
 pub(crate) const MAX_SUBJECT: usize = 3_840;
 
-/// Stands for a field in [`shape`]; no template can hold it otherwise and be a subject.
+/// Stands for a field in [`shape`]. It can be in no subject.
 const FIELD: char = '\0';
 
 /// Whether events may be published to it; else a permanent error that says why not.
@@ -42,7 +42,10 @@ pub(crate) fn check(subject: &str) -> Result<()> {
 
 /// Whether some event could make a subject of it.
 pub(crate) fn check_template(template: &Template) -> Result<()> {
-    check(&shape(template).replace(FIELD, "x"))
+    match template.literals().find(|text| text.contains(FIELD)) {
+        Some(text) => check(text),
+        None => check(&shape(template).replace(FIELD, "x")),
+    }
 }
 
 /// The subjects that a template can make, as a filter; none if it does not begin with a token of its own.

@@ -44,9 +44,11 @@ impl Nats {
 fn server_config(password: &str, refused: Option<&str>) -> String {
     let mapping = refused.map(|id| format!("mappings {{ \"events.{id}\": tiny }}")).unwrap_or_default();
     format!(
-        "accounts {{ A {{ jetstream: enabled, {mapping} users: [
-            {{ user: admin, password: admin }}, {{ user: relay, password: \"{password}\" }}
-        ] }} }}"
+        "accounts {{ A {{
+            jetstream: enabled
+            {mapping}
+            users: [ {{ user: admin, password: admin }}, {{ user: relay, password: \"{password}\" }} ]
+        }} }}"
     )
 }
 

@@ -13,21 +13,21 @@ use bytes::Bytes;
 
 /// A message of a stream.
 #[derive(Debug, Clone)]
-pub struct Stored {
-    pub subject: String,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Stored {
+    pub(crate) subject: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl Stored {
     /// A header as it was before it was percent-encoded.
-    pub fn header(&self, name: &str) -> Option<String> {
+    pub(crate) fn header(&self, name: &str) -> Option<String> {
         self.headers.get(name).map(|value| percent_decode(value.as_str()))
     }
 }
 
 /// JetStream of a server that lets everyone in, or of one that knows `admin` (see [`USERS`]).
-pub async fn jetstream(address: &str, user: Option<(&str, &str)>) -> jetstream::Context {
+pub(crate) async fn jetstream(address: &str, user: Option<(&str, &str)>) -> jetstream::Context {
     let options = async_nats::ConnectOptions::new();
     let options = match user {
         Some((user, password)) => options.user_and_password(user.into(), password.into()),
@@ -37,17 +37,17 @@ pub async fn jetstream(address: &str, user: Option<(&str, &str)>) -> jetstream::
 }
 
 /// Makes a stream on disk.
-pub async fn create_stream(jetstream: &jetstream::Context, config: Config) {
+pub(crate) async fn create_stream(jetstream: &jetstream::Context, config: Config) {
     jetstream.create_stream(config).await.unwrap();
 }
 
 /// A stream of all subjects below `orders`.
-pub fn orders() -> Config {
+pub(crate) fn orders() -> Config {
     Config { name: "ORDERS".into(), subjects: vec!["orders.>".into()], ..Config::default() }
 }
 
 /// All that is in a stream, in order.
-pub async fn stored(jetstream: &jetstream::Context, stream: &str) -> Vec<Stored> {
+pub(crate) async fn stored(jetstream: &jetstream::Context, stream: &str) -> Vec<Stored> {
     let stream = jetstream.get_stream(stream).await.unwrap();
     let state = stream.cached_info().state.clone();
     let mut messages = Vec::new();
@@ -66,27 +66,27 @@ pub async fn stored(jetstream: &jetstream::Context, stream: &str) -> Vec<Stored>
 }
 
 /// A config for events of all subjects below `orders`: `orders.{event_type}`.
-pub fn config(address: &str) -> NatsConfig {
+pub(crate) fn config(address: &str) -> NatsConfig {
     let mut config = NatsConfig::new(address);
     config.subject = "orders.{event_type}".into();
     config
 }
 
-pub fn sink(config: NatsConfig) -> NatsSink {
+pub(crate) fn sink(config: NatsConfig) -> NatsSink {
     NatsSink::new(config).unwrap()
 }
 
-pub fn delivery(seq: i64, key: &str) -> Delivery {
+pub(crate) fn delivery(seq: i64, key: &str) -> Delivery {
     of(sample_event(seq, key))
 }
 
-pub fn of(event: Event) -> Delivery {
+pub(crate) fn of(event: Event) -> Delivery {
     let position = Position(event.seq.cast_unsigned());
     Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }
 }
 
 /// Delivers one event.
-pub async fn send(sink: &NatsSink, delivery: Delivery) -> Result<(), Error> {
+pub(crate) async fn send(sink: &NatsSink, delivery: Delivery) -> Result<(), Error> {
     let mut outcomes = sink.deliver(&[delivery]).await;
     assert_eq!(outcomes.len(), 1);
     match outcomes.remove(0) {
@@ -97,7 +97,7 @@ pub async fn send(sink: &NatsSink, delivery: Delivery) -> Result<(), Error> {
 }
 
 /// As a receiver would undo it.
-pub fn percent_decode(text: &str) -> String {
+pub(crate) fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let [first, behind @ ..] = rest {

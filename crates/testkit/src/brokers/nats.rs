@@ -3,15 +3,16 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
 use super::process::{Recipe, ServerProcess, free_port};
-use crate::{ledger, wait};
+use crate::ledger;
 
 const BINARY: &str = "AIRTIGHT_TEST_NATS_BIN";
+const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server of one test's own. Its config can be changed while it runs.
@@ -99,8 +100,15 @@ impl NatsServer {
         let pid = self.process.pid().expect("a server that runs").to_string();
         let sent = Command::new("kill").args(["-s", "HUP", &pid]).status();
         assert!(sent.is_ok_and(|status| status.success()), "sending HUP to {pid}");
-        wait::eventually(PATIENCE, "the server reads its config again", async || self.reloaded() > before)
-            .await;
+        let end = Instant::now() + PATIENCE;
+        while self.reloaded() == before {
+            assert!(
+                Instant::now() < end,
+                "the server does not read its config again:\n{}",
+                self.process.log_tail()
+            );
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// How often it has reloaded, by its log.
