@@ -25,7 +25,10 @@
 use std::{
     future::pending,
     io,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -66,6 +69,8 @@ pub(crate) struct Connection {
     nats: async_nats::Client,
     /// What the server has said of what it dropped.
     complaints: watch::Receiver<Vec<String>>,
+    /// Nothing more is sent here.
+    given_up: AtomicBool,
 }
 
 /// Why a request has no answer.
@@ -127,6 +132,7 @@ impl Client {
 
     /// Gives a connection up, so that the next delivery makes a new one.
     fn forget(&self, connection: &Arc<Connection>) {
+        connection.given_up.store(true, Ordering::Relaxed);
         let mut current = self.current();
         if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, connection)) {
             *current = None;
@@ -179,7 +185,7 @@ impl Client {
             return Err(self.lost("it broke at once"));
         }
         tracing::debug!(servers = %config.shown, "connected to NATS");
-        Ok(Connection { nats, complaints })
+        Ok(Connection { nats, complaints, given_up: AtomicBool::new(false) })
     }
 
     async fn authenticated(&self, options: ConnectOptions) -> Result<ConnectOptions> {
@@ -200,6 +206,10 @@ impl Client {
     pub(crate) async fn publish(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<()> {
         // Never closed.
         let _permit = self.window.acquire().await;
+        if connection.given_up.load(Ordering::Relaxed) {
+            // Whoever waited for a place need not wait for the same end.
+            return Err(self.lost("an event before this one found it so"));
+        }
         let (size, limit) = (outgoing.size(), connection.nats.max_payload());
         if size > limit {
             return Err(answer::too_large(size, limit, "the server's `max_payload`"));

@@ -584,4 +584,21 @@ async fn tls_trusts_the_given_authority_and_nobody_else() {
     expect(&untrusted, Class::Unavailable, "connect", &["certificate"]);
     let by_the_systems_roots = open(&format!("tls://localhost:{port}/orders.x")).await.unwrap_err();
     expect(&by_the_systems_roots, Class::Unavailable, "connect", &["certificate"]);
+
+    // And a server that wants to know us.
+    let private = files.path().join("other-key.pem");
+    std::fs::write(&private, strange.signing_key.serialize_pem()).unwrap();
+    let mutual = format!(
+        "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: true }}",
+        cert.display(),
+        key.display(),
+        other.display()
+    );
+    server.stop().await;
+    server.reconfigure(&mutual);
+    server.start_again().await;
+    let unknown = open(&url("tls", &cert)).await.unwrap_err();
+    assert_eq!(unknown.class(), Class::Unavailable, "{unknown:?}");
+    let known = format!("{}&cert={}&key={}", url("tls", &cert), other.display(), private.display());
+    send(&open(&known).await.unwrap(), delivery(3, "k")).await.unwrap();
 }

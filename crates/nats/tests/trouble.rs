@@ -90,6 +90,30 @@ async fn a_frozen_server_is_unavailable_and_nothing_overtakes() {
     assert_eq!(of_key, [1, 2, 3]);
 }
 
+/// Calls side by side share the window. Those behind must not wait for a timeout each.
+#[tokio::test]
+async fn a_frozen_server_is_found_out_once_for_all() {
+    let Some(server) = NatsServer::start("a_frozen_server_is_found_out_once_for_all").await else { return };
+    create_stream(&jetstream(&server.address(), None).await, orders()).await;
+    let mut config = config(&server.address());
+    (config.timeout, config.window) = (Duration::from_secs(3), 1);
+    let sink = sink(config);
+    sink.open().await.unwrap();
+    server.pause();
+    let started = Instant::now();
+    let calls = (0..4).map(|call| {
+        let batch =
+            [delivery(2 * call + 1, &format!("a{call}")), delivery(2 * call + 2, &format!("b{call}"))];
+        let sink = &sink;
+        async move { sink.deliver(&batch).await }
+    });
+    for outcomes in futures::future::join_all(calls).await {
+        let Outcome::Failed(error) = &outcomes[0] else { panic!("{outcomes:?}") };
+        assert_eq!(error.class(), Class::Unavailable, "{error:?}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(8), "took {:?}", started.elapsed());
+}
+
 /// As a relay would: per key the next events, again until they are delivered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_missing_and_keys_are_in_order_after_kills_and_freezes() {
