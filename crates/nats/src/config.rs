@@ -8,7 +8,10 @@ use std::{fmt, path::PathBuf, time::Duration};
 use airtight_core::{Error, Format, Result, route::Template};
 use async_nats::ServerAddr;
 
-use crate::{subject, tls};
+use crate::{
+    subject, tls,
+    values::{boolean, duration, number, percent_decode, servers},
+};
 
 /// Where to publish events, and how. Checked by [`crate::NatsSink::new`].
 ///
@@ -315,7 +318,8 @@ impl fmt::Debug for NatsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hidden = |secret: &Option<String>| secret.as_ref().map(|_| "(hidden)");
         f.debug_struct("NatsConfig")
-            .field("servers", &self.servers)
+            // Where they are written as in a URL, which `resolve` refuses, without what is before the `@`.
+            .field("servers", &self.servers.rsplit('@').next())
             .field("tls", &self.tls)
             .field("user", &self.user)
             .field("password", &hidden(&self.password))
@@ -376,66 +380,6 @@ pub(crate) struct Created {
 /// A config error: the key, and what to do.
 pub(crate) fn bad(key: &str, what: impl fmt::Display) -> Error {
     Error::permanent("bad_config", format!("nats: `{key}` {what}"))
-}
-
-fn servers(text: &str, tls: bool) -> Result<Vec<ServerAddr>> {
-    let scheme = if tls { "tls" } else { "nats" };
-    // The text itself stays out of the message: somebody may have written a password into it.
-    let parse = |server: &str| {
-        let server = server.trim();
-        let address = format!("{scheme}://{server}").parse::<ServerAddr>().ok();
-        address.filter(|_| !server.is_empty() && !server.contains(['@', '/', ' '])).ok_or_else(|| {
-            bad("servers", "must be host:port, or several with commas between, like n1:4222,n2:4222")
-        })
-    };
-    text.split(',').map(parse).collect()
-}
-
-fn boolean(key: &str, value: &str) -> Result<bool> {
-    match value {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(bad(key, "must be `true` or `false`")),
-    }
-}
-
-fn number(key: &str, value: &str) -> Result<usize> {
-    value.parse().map_err(|_| bad(key, "must be a whole number"))
-}
-
-/// `500ms`, `10s`, `2m`.
-fn duration(key: &str, value: &str) -> Result<Duration> {
-    let digits = value.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = value.split_at(digits);
-    let parsed = match (number.parse::<u32>(), unit) {
-        (Ok(number), "ms") => Some(Duration::from_millis(number.into())),
-        (Ok(number), "s") => Some(Duration::from_secs(number.into())),
-        (Ok(number), "m") => Some(Duration::from_secs(60 * u64::from(number))),
-        _ => None,
-    };
-    parsed.ok_or_else(|| bad(key, "is not a duration; write it like `500ms`, `10s` or `2m`"))
-}
-
-fn percent_decode(key: &str, text: &str) -> Result<String> {
-    let wrong = || {
-        // The key may come from a URL that is not ours at all.
-        bad(&key.escape_debug().to_string(), "has a `%` without two hex digits behind it, or is not UTF-8")
-    };
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        rest = behind;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let [high, low, behind @ ..] = behind else { return Err(wrong()) };
-        let digit = |byte: &u8| char::from(*byte).to_digit(16);
-        let byte = digit(high).zip(digit(low)).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
-        bytes.push(byte.ok_or_else(wrong)?);
-        rest = behind;
-    }
-    String::from_utf8(bytes).map_err(|_| wrong())
 }
 
 #[cfg(test)]
@@ -558,6 +502,7 @@ mod tests {
     #[test]
     fn debug_tells_no_secrets() {
         let mut config = NatsConfig::from_url("nats://user:hunter2@host").unwrap();
+        config.servers = "user:hunter2@host".into();
         config.token = Some("hunter2".into());
         config.nkey = Some("hunter2".into());
         let shown = format!("{config:?}");

@@ -77,5 +77,6 @@ mod encode;
 mod sink;
 mod subject;
 mod tls;
+mod values;
 
 pub use self::{config::NatsConfig, sink::NatsSink};

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a failing test should panic")]
 
-use airtight_core::{Delivery, Error, Event, Outcome, Position, Sink, sinks::memory::sample_event};
+use airtight_core::{Class, Delivery, Error, Event, Outcome, Position, Sink, sinks::memory::sample_event};
 use airtight_nats::{NatsConfig, NatsSink};
 use async_nats::{
     HeaderMap,
@@ -111,4 +111,13 @@ pub(crate) fn percent_decode(text: &str) -> String {
         }
     }
     String::from_utf8(bytes).unwrap()
+}
+
+/// Looks at an error's class, code and words.
+#[track_caller]
+pub(crate) fn expect(error: &Error, class: Class, code: &str, words: &[&str]) {
+    assert_eq!((error.class(), error.code()), (class, code), "{error:?}");
+    for word in words {
+        assert!(error.message().contains(word), "`{error}` should say {word}");
+    }
 }
