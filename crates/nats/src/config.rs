@@ -319,7 +319,7 @@ impl fmt::Debug for NatsConfig {
         let hidden = |secret: &Option<String>| secret.as_ref().map(|_| "(hidden)");
         f.debug_struct("NatsConfig")
             // Where they are written as in a URL, which `resolve` refuses, without what is before the `@`.
-            .field("servers", &self.servers.rsplit('@').next())
+            .field("servers", &self.servers.rsplit('@').next().unwrap_or_default())
             .field("tls", &self.tls)
             .field("user", &self.user)
             .field("password", &hidden(&self.password))
