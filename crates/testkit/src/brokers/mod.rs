@@ -3,5 +3,6 @@
 //! One file per broker says how that one is started; [`process`] is what they share.
 
 pub mod kafka;
+pub mod nats;
 pub mod process;
 pub mod redis;

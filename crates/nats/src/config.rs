@@ -1,0 +1,512 @@
+//! What can be configured, and its way into checked types. Needs no network.
+//!
+//! Secrets go in here and never come out in words: neither `Debug` nor an error shows a password, a token or a
+//! seed.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use airtight_core::{Error, Format, Result, route::Template};
+use async_nats::ServerAddr;
+
+use crate::{
+    subject, tls,
+    values::{boolean, duration, number, percent_decode, servers},
+};
+
+/// Where to publish events, and how. Checked by [`crate::NatsSink::new`].
+///
+/// The field's names are the keys of a URL's query and of a config's table; see [`NatsConfig::KEYS`].
+#[derive(Clone)]
+pub struct NatsConfig {
+    /// `host:port`, or several with commas between; 4222 where there is no port. Any of them may be used.
+    pub servers: String,
+    /// Whether the connection must be encrypted (`tls://`). A server may ask for it too.
+    pub tls: bool,
+    /// User name; needs a password.
+    pub user: Option<String>,
+    /// Password of the user.
+    pub password: Option<String>,
+    /// A token, instead of a user.
+    pub token: Option<String>,
+    /// A credentials file (JWT and seed), read anew for each connection.
+    pub creds: Option<PathBuf>,
+    /// The seed of an NKey (`SU…`).
+    pub nkey: Option<String>,
+    /// A PEM file with the authorities to trust, instead of the system's.
+    pub ca: Option<PathBuf>,
+    /// A PEM file with a certificate to show to the server; needs `key`.
+    pub cert: Option<PathBuf>,
+    /// A PEM file with the private key of `cert`.
+    pub key: Option<PathBuf>,
+    /// The subject, a template (`{stream}`).
+    pub subject: String,
+    /// The JetStream stream that must take the events. Without it, any stream may that has the subject.
+    pub stream: Option<String>,
+    /// Whether to create `stream` if it is missing (false).
+    pub create: bool,
+    /// The subjects of a created stream. Empty means: all that the template can make, where it begins with a token
+    /// of its own.
+    pub create_subjects: Vec<String>,
+    /// The replicas of a created stream (1).
+    pub create_replicas: usize,
+    /// What a message looks like.
+    pub format: Format,
+    /// How long a stream may take to acknowledge (10 s).
+    pub timeout: Duration,
+    /// How long connecting to one server may take (5 s).
+    pub connect_timeout: Duration,
+    /// How many events may be under way, each of another key (256).
+    pub window: usize,
+    /// The connection's name in the server's reports (`airtight`).
+    pub name: String,
+    /// Where acknowledgements are sent to, for users who may not subscribe to `_INBOX.>`.
+    pub inbox_prefix: String,
+}
+
+impl NatsConfig {
+    /// What [`NatsConfig::set`] knows.
+    pub const KEYS: &'static [&'static str] = &[
+        "servers",
+        "tls",
+        "user",
+        "password",
+        "token",
+        "creds",
+        "nkey",
+        "ca",
+        "cert",
+        "key",
+        "subject",
+        "stream",
+        "create",
+        "create_subjects",
+        "create_replicas",
+        "format",
+        "timeout",
+        "connect_timeout",
+        "window",
+        "name",
+        "inbox_prefix",
+    ];
+
+    /// The defaults, for these servers: `host:port`, or several with commas between.
+    pub fn new(servers: impl Into<String>) -> Self {
+        Self {
+            servers: servers.into(),
+            tls: false,
+            user: None,
+            password: None,
+            token: None,
+            creds: None,
+            nkey: None,
+            ca: None,
+            cert: None,
+            key: None,
+            subject: "{stream}".into(),
+            stream: None,
+            create: false,
+            create_subjects: Vec::new(),
+            create_replicas: 1,
+            format: Format::default(),
+            timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
+            window: 256,
+            name: "airtight".into(),
+            inbox_prefix: "_INBOX".into(),
+        }
+    }
+
+    /// Reads `nats://[user:password@|token@]host[:port][,host…][/SUBJECT][?key=value&…]`; `tls://` and
+    /// `nats+tls://` insist on encryption. Special characters are written as `%XX`.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| {
+            bad("url", "is not a URL; it should look like nats://host:4222/orders.{event_type}")
+        })?;
+        let tls = match scheme.to_ascii_lowercase().as_str() {
+            "nats" => false,
+            "tls" | "nats+tls" => true,
+            other => {
+                return Err(bad(
+                    "url",
+                    format!("must begin with nats://, tls:// or nats+tls://, found `{other}:`"),
+                ));
+            }
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (credentials, servers) = match authority.rsplit_once('@') {
+            Some((credentials, servers)) => (Some(credentials), servers),
+            None => (None, authority),
+        };
+        let mut config = Self::new(servers);
+        config.tls = tls;
+        match credentials.map(|text| text.split_once(':').ok_or(text)) {
+            Some(Ok((user, password))) => {
+                config.user = Some(percent_decode("user", user)?);
+                config.password = Some(percent_decode("password", password)?);
+            }
+            Some(Err(token)) => config.token = Some(percent_decode("token", token)?),
+            None => {}
+        }
+        if !path.is_empty() {
+            config.subject = percent_decode("subject", path)?;
+        }
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            config.set(key, &percent_decode(key, value)?)?;
+        }
+        Ok(config)
+    }
+
+    /// Sets one key of a URL's query or of a config's table.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let text = || value.to_owned();
+        match key {
+            "servers" => self.servers = text(),
+            "tls" => self.tls = boolean(key, value)?,
+            "user" => self.user = Some(text()),
+            "password" => self.password = Some(text()),
+            "token" => self.token = Some(text()),
+            "creds" => self.creds = Some(value.into()),
+            "nkey" => self.nkey = Some(text()),
+            "ca" => self.ca = Some(value.into()),
+            "cert" => self.cert = Some(value.into()),
+            "key" => self.key = Some(value.into()),
+            "subject" => self.subject = text(),
+            "stream" => self.stream = Some(text()),
+            "create" => self.create = boolean(key, value)?,
+            "create_subjects" => {
+                self.create_subjects = value.split(',').map(|subject| subject.trim().to_owned()).collect();
+            }
+            "create_replicas" => self.create_replicas = number(key, value)?,
+            "format" => self.format = Format::parse(value).map_err(|error| bad(key, error))?,
+            "timeout" => self.timeout = duration(key, value)?,
+            "connect_timeout" => self.connect_timeout = duration(key, value)?,
+            "window" => self.window = number(key, value)?,
+            "name" => self.name = text(),
+            "inbox_prefix" => self.inbox_prefix = text(),
+            other => {
+                let known = Self::KEYS.join(", ");
+                return Err(bad(&other.escape_debug().to_string(), format!("is unknown; there are {known}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The checked form.
+    pub(crate) fn resolve(self) -> Result<Resolved> {
+        let servers = servers(&self.servers, self.tls)?;
+        let auth = self.auth()?;
+        let tls = tls::client_config(
+            self.tls,
+            self.ca.as_deref(),
+            match (&self.cert, &self.key) {
+                (Some(cert), Some(key)) => Some((cert, key)),
+                (None, None) => None,
+                (Some(_), None) => return Err(bad("cert", "needs `key`, the certificate's private key")),
+                (None, Some(_)) => {
+                    return Err(bad("key", "needs `cert`, the certificate that it belongs to"));
+                }
+            },
+        )?;
+        let subject = Template::parse(&self.subject).map_err(|error| bad("subject", error))?;
+        subject::check_template(&subject).map_err(|error| bad("subject", error.message()))?;
+        let created = self.created(&subject)?;
+        for (key, duration) in [("timeout", self.timeout), ("connect_timeout", self.connect_timeout)] {
+            if duration.is_zero() {
+                return Err(bad(key, "must be longer than zero"));
+            }
+        }
+        if !(1..=65_536).contains(&self.window) {
+            return Err(bad("window", "must be between 1 and 65536"));
+        }
+        subject::check(&self.inbox_prefix).map_err(|error| bad("inbox_prefix", error.message()))?;
+        Ok(Resolved {
+            shown: self.servers.trim().to_owned(),
+            servers,
+            auth,
+            tls,
+            subject,
+            stream: self.stream,
+            created,
+            format: self.format,
+            timeout: self.timeout,
+            connect_timeout: self.connect_timeout,
+            window: self.window,
+            name: self.name,
+            inbox_prefix: self.inbox_prefix,
+        })
+    }
+
+    fn auth(&self) -> Result<Auth> {
+        let mut ways = Vec::new();
+        match (&self.user, &self.password) {
+            (Some(user), Some(password)) => ways.push(Auth::User(user.clone(), password.clone())),
+            (Some(_), None) => return Err(bad("user", "needs `password`")),
+            (None, Some(_)) => return Err(bad("password", "needs `user`")),
+            (None, None) => {}
+        }
+        if let Some(token) = &self.token {
+            ways.push(Auth::Token(token.clone()));
+        }
+        if let Some(path) = &self.creds {
+            // What only the file's content can tell, the server will; that it is there can be said now.
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                bad("creds", format!("is the file {}, which cannot be read: {error}", path.display()))
+            })?;
+            if async_nats::ConnectOptions::with_credentials(&text).is_err() {
+                return Err(bad(
+                    "creds",
+                    format!("is the file {}, which is not a NATS credentials file", path.display()),
+                ));
+            }
+            ways.push(Auth::Credentials(path.clone()));
+        }
+        if let Some(seed) = &self.nkey {
+            let seed = seed.trim();
+            let plain = seed.len() == 58 && seed.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            if !(plain && seed.starts_with("SU")) {
+                return Err(bad(
+                    "nkey",
+                    "is not the seed of a user, which begins with SU and has 58 letters",
+                ));
+            }
+            ways.push(Auth::NKey(seed.to_owned()));
+        }
+        if ways.len() > 1 {
+            return Err(bad("user", "and `token`, `creds` and `nkey` exclude each other: set one of them"));
+        }
+        Ok(ways.pop().unwrap_or(Auth::None))
+    }
+
+    /// What to create, if that is allowed.
+    fn created(&self, template: &Template) -> Result<Option<Created>> {
+        if let Some(name) = &self.stream {
+            let forbidden =
+                |c: char| c.is_whitespace() || c.is_control() || matches!(c, '.' | '*' | '>' | '/' | '\\');
+            if name.is_empty() || name.len() > 255 || name.contains(forbidden) {
+                return Err(bad("stream", "is not a stream's name: no dots, spaces, slashes, `*` or `>`"));
+            }
+        }
+        if !self.create {
+            return Ok(None);
+        }
+        if self.stream.is_none() {
+            return Err(bad("create", "needs `stream`, the name of the stream to create"));
+        }
+        if !(1..=5).contains(&self.create_replicas) {
+            return Err(bad("create_replicas", "must be between 1 and 5"));
+        }
+        let subjects = match self.create_subjects.as_slice() {
+            [] => vec![subject::all_of(template).ok_or_else(|| {
+                let why = "must be set: the subject's template does not begin with a token of its own";
+                bad("create_subjects", format!("{why} (`orders.{{event_type}}` would be `orders.>`)"))
+            })?],
+            given => given.to_vec(),
+        };
+        if let Some(wrong) = subjects.iter().find(|subject| !subject::is_filter(subject)) {
+            return Err(bad(
+                "create_subjects",
+                format!("has `{}`, which is no subject", wrong.escape_debug()),
+            ));
+        }
+        Ok(Some(Created { subjects, replicas: self.create_replicas }))
+    }
+}
+
+impl fmt::Debug for NatsConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hidden = |secret: &Option<String>| secret.as_ref().map(|_| "(hidden)");
+        f.debug_struct("NatsConfig")
+            // Where they are written as in a URL, which `resolve` refuses, without what is before the `@`.
+            .field("servers", &self.servers.rsplit('@').next().unwrap_or_default())
+            .field("tls", &self.tls)
+            .field("user", &self.user)
+            .field("password", &hidden(&self.password))
+            .field("token", &hidden(&self.token))
+            .field("creds", &self.creds)
+            .field("nkey", &hidden(&self.nkey))
+            .field("ca", &self.ca)
+            .field("cert", &self.cert)
+            .field("key", &self.key)
+            .field("subject", &self.subject)
+            .field("stream", &self.stream)
+            .field("create", &self.create)
+            .field("create_subjects", &self.create_subjects)
+            .field("create_replicas", &self.create_replicas)
+            .field("format", &self.format)
+            .field("timeout", &self.timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("window", &self.window)
+            .field("name", &self.name)
+            .field("inbox_prefix", &self.inbox_prefix)
+            .finish()
+    }
+}
+
+/// A config that was checked.
+pub(crate) struct Resolved {
+    /// The servers as they may be shown.
+    pub(crate) shown: String,
+    pub(crate) servers: Vec<ServerAddr>,
+    pub(crate) auth: Auth,
+    pub(crate) tls: rustls::ClientConfig,
+    pub(crate) subject: Template,
+    pub(crate) stream: Option<String>,
+    pub(crate) created: Option<Created>,
+    pub(crate) format: Format,
+    pub(crate) timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) window: usize,
+    pub(crate) name: String,
+    pub(crate) inbox_prefix: String,
+}
+
+/// How to say who we are.
+pub(crate) enum Auth {
+    None,
+    User(String, String),
+    Token(String),
+    Credentials(PathBuf),
+    NKey(String),
+}
+
+/// A stream that may be created.
+pub(crate) struct Created {
+    pub(crate) subjects: Vec<String>,
+    pub(crate) replicas: usize,
+}
+
+/// A config error: the key, and what to do.
+pub(crate) fn bad(key: &str, what: impl fmt::Display) -> Error {
+    Error::permanent("bad_config", format!("nats: `{key}` {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use airtight_core::Class;
+
+    use super::*;
+
+    fn refused(config: Result<NatsConfig>) -> Error {
+        match config.and_then(NatsConfig::resolve) {
+            Ok(_) => panic!("this config should be refused"),
+            Err(error) => error,
+        }
+    }
+
+    #[test]
+    fn a_url_says_it_all() {
+        let config = NatsConfig::from_url(
+            "nats://us%40er:p%3Aw@one,two:4333/orders.{event_type}?stream=ORDERS&create=true&create_replicas=3\
+             &timeout=500ms&connect_timeout=2m&window=7&format=raw&name=a%20b&inbox_prefix=acks",
+        )
+        .unwrap();
+        assert_eq!((config.user.as_deref(), config.password.as_deref()), (Some("us@er"), Some("p:w")));
+        assert_eq!(
+            (config.timeout, config.connect_timeout),
+            (Duration::from_millis(500), Duration::from_secs(120))
+        );
+        let resolved = config.resolve().unwrap();
+        let ports: Vec<(&str, u16)> =
+            resolved.servers.iter().map(|server| (server.host(), server.port())).collect();
+        assert_eq!(ports, [("one", 4222), ("two", 4333)]);
+        assert_eq!(resolved.subject.to_string(), "orders.{event_type}");
+        assert_eq!(resolved.stream.as_deref(), Some("ORDERS"));
+        let created = resolved.created.unwrap();
+        assert_eq!((created.subjects, created.replicas), (vec!["orders.>".to_owned()], 3));
+        assert_eq!((resolved.window, resolved.format), (7, Format::Raw));
+        assert_eq!((resolved.name.as_str(), resolved.inbox_prefix.as_str()), ("a b", "acks"));
+
+        let config = NatsConfig::from_url("tls://t%2F0k@[::1]:4222").unwrap();
+        assert_eq!(
+            (config.tls, config.token.as_deref(), config.subject.as_str()),
+            (true, Some("t/0k"), "{stream}")
+        );
+        assert!(NatsConfig::from_url("NATS+TLS://host/").unwrap().tls);
+    }
+
+    #[test]
+    fn every_key_can_be_set() {
+        let example = |key: &str| match key {
+            "tls" | "create" => "true",
+            "create_replicas" | "window" => "3",
+            "format" => "event",
+            "timeout" | "connect_timeout" => "3s",
+            _ => "text",
+        };
+        let mut config = NatsConfig::new("host");
+        let before = format!("{config:?}");
+        for key in NatsConfig::KEYS {
+            config.set(key, example(key)).unwrap();
+        }
+        let after = format!("{config:?}");
+        for key in NatsConfig::KEYS {
+            let value =
+                |shown: &str| shown.split_once(&format!(" {key}: ")).map(|(_, rest)| rest[..6].to_owned());
+            assert_ne!(value(&before), value(&after), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_config_is_refused_with_the_key_and_without_secrets() {
+        let url = |rest: &str| NatsConfig::from_url(&format!("nats://user:hunter2@host/{rest}"));
+        let bare = |rest: &str| NatsConfig::from_url(&format!("nats://host/{rest}"));
+        let cases = [
+            (NatsConfig::from_url("hunter2"), "`url` is not a URL"),
+            (NatsConfig::from_url("http://user:hunter2@host"), "found `http:`"),
+            (NatsConfig::from_url("nats://"), "`servers` must be host:port"),
+            (NatsConfig::from_url("nats://a,,b"), "`servers` must be host:port"),
+            (NatsConfig::from_url("nats://host:port"), "`servers` must be host:port"),
+            (Ok(NatsConfig::new("user:hunter2@host")), "`servers` must be host:port"),
+            (NatsConfig::from_url("nats://u:hunter2%@host"), "`password` has a `%`"),
+            (url("?widnow=1"), "`widnow` is unknown; there are servers, tls"),
+            (url("?window=0"), "`window` must be between"),
+            (url("?window=many"), "`window` must be a whole number"),
+            (url("?timeout=0s"), "`timeout` must be longer"),
+            (url("?connect_timeout=0ms"), "`connect_timeout` must be longer"),
+            (url("?timeout=10"), "`timeout` is not a duration"),
+            (url("?format=xml"), "`format` unknown format `xml`"),
+            (url("?token=hunter2"), "exclude each other"),
+            (bare("?user=u"), "`user` needs `password`"),
+            (bare("?password=hunter2"), "`password` needs `user`"),
+            (bare("?nkey=hunter2"), "`nkey` is not the seed"),
+            (bare("?creds=/nowhere/x.creds"), "`creds` is the file /nowhere/x.creds, which cannot be read"),
+            (bare("?creds=/dev/null"), "which is not a NATS credentials file"),
+            (bare("?ca=/nowhere/ca.pem"), "`ca` is the file /nowhere/ca.pem, which cannot be read"),
+            (bare("?ca=/dev/null"), "`ca` is the file /dev/null, which holds no certificate"),
+            (bare("?cert=/dev/null"), "`cert` needs `key`"),
+            (bare("?key=/dev/null"), "`key` needs `cert`"),
+            (url("{agregate_type}"), "did you mean `{aggregate_type}`"),
+            (url("orders..{event_type}"), "`subject`"),
+            (url("orders.*"), "`subject`"),
+            (url("orders%20{event_type}"), "`subject`"),
+            (url("$JS.API.{event_type}"), "`subject`"),
+            (url("?inbox_prefix=a..b"), "`inbox_prefix`"),
+            (url("?stream=a.b"), "`stream` is not a stream's name"),
+            (url("?stream="), "`stream` is not a stream's name"),
+            (url("?create=yes"), "`create` must be `true` or `false`"),
+            (url("?create=true"), "`create` needs `stream`"),
+            (url("?create=true&stream=S"), "`create_subjects` must be set"),
+            (url("?create=true&stream=S&create_subjects=a,,b"), "`create_subjects` has ``"),
+            (url("o.{op}?create=true&stream=S&create_replicas=0"), "`create_replicas` must be"),
+        ];
+        for (config, expected) in cases {
+            let error = refused(config);
+            assert!(error.message().contains(expected), "{error} should say {expected}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
+            assert_eq!(error.class(), Class::Permanent);
+        }
+    }
+
+    #[test]
+    fn debug_tells_no_secrets() {
+        let mut config = NatsConfig::from_url("nats://user:hunter2@host").unwrap();
+        config.servers = "user:hunter2@host".into();
+        config.token = Some("hunter2".into());
+        config.nkey = Some("hunter2".into());
+        let shown = format!("{config:?}");
+        assert!(shown.contains("host") && shown.contains("user"), "{shown}");
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
