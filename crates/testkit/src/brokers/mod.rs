@@ -3,3 +3,4 @@
 //! One file per broker says how that one is started; [`process`] is what they share.
 
 pub mod process;
+pub mod rabbitmq;
