@@ -12,7 +12,10 @@ use std::{
     fmt, io,
     net::Shutdown,
     os::fd::AsFd,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -112,7 +115,8 @@ pub(crate) struct Link {
     /// Why the broker takes no messages now.
     blocked: watch::Receiver<Option<String>>,
     listener: AbortHandle,
-    /// Last, so that it is closed after all others have said what they had to.
+    /// Nobody answered in time. lapin may not have noticed.
+    given_up: AtomicBool,
     socket: Socket,
 }
 
@@ -151,16 +155,24 @@ impl Link {
             declared: Mutex::default(),
             blocked,
             listener: listener.abort_handle(),
+            given_up: AtomicBool::new(false),
             socket,
         })
     }
 
     fn is_up(&self) -> bool {
-        self.connection.status().connected()
+        self.connection.status().connected() && !self.given_up.load(Ordering::Relaxed)
+    }
+
+    fn failed(&self, error: &lapin::Error, doing: Doing<'_>) -> Error {
+        classify(&self.config, error, doing, self.is_up())
     }
 
     /// An error while the broker takes no messages.
     pub(crate) fn ensure_open(&self) -> Result<()> {
+        if !self.is_up() {
+            return Err(error::lost(&self.config));
+        }
         match &*self.blocked.borrow() {
             Some(reason) => Err(error::blocked(&self.config, reason)),
             None => Ok(()),
@@ -190,11 +202,13 @@ impl Link {
         }
         // Its holders have timeouts, and so this wait ends too.
         let _turn = self.window.acquire().await;
+        // lapin would queue what a blocked connection cannot send.
+        self.ensure_open()?;
         self.in_time(self.publish_now(message)).await
     }
 
     async fn publish_now(&self, message: &Outgoing) -> Result<()> {
-        let failed = |error: lapin::Error| classify(&self.config, &error, Doing::Publishing(message));
+        let failed = |error| self.failed(&error, Doing::Publishing(message));
         let channel = self.channel().await?;
         self.declare(&channel, message).await?;
         let options = BasicPublishOptions { mandatory: true, immediate: false };
@@ -246,6 +260,7 @@ impl Link {
             ),
             _ => {
                 // Nobody shall wait for it any longer.
+                self.given_up.store(true, Ordering::Relaxed);
                 let _ = self.socket.0.shutdown(Shutdown::Both);
                 Error::unavailable("timeout", format!("{address} does not answer: nothing for {within:?}"))
             }
@@ -266,7 +281,7 @@ impl Link {
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             Ok(channel)
         };
-        opening.await.map_err(|error| classify(&self.config, &error, Doing::Preparing("a channel", true)))
+        opening.await.map_err(|error| self.failed(&error, Doing::Preparing("a channel", true)))
     }
 
     fn give_back(&self, channel: Channel) {
@@ -321,7 +336,7 @@ impl Link {
         };
         let options = ExchangeDeclareOptions { passive, durable: true, ..ExchangeDeclareOptions::default() };
         let declared = channel.exchange_declare(name, kind, options, FieldTable::default()).await;
-        declared.map_err(|error| classify(&self.config, &error, Doing::Preparing(&what, everyones)))
+        declared.map_err(|error| self.failed(&error, Doing::Preparing(&what, everyones)))
     }
 
     async fn queue(&self, channel: &Channel, name: ShortString, everyones: bool) -> Result<()> {
@@ -332,7 +347,7 @@ impl Link {
         };
         let options = QueueDeclareOptions { passive, durable: true, ..QueueDeclareOptions::default() };
         let declared = channel.queue_declare(name, options, arguments).await;
-        declared.map(drop).map_err(|error| classify(&self.config, &error, Doing::Preparing(&what, everyones)))
+        declared.map(drop).map_err(|error| self.failed(&error, Doing::Preparing(&what, everyones)))
     }
 }
 
@@ -358,7 +373,7 @@ async fn establish(config: &Resolved) -> Result<(Connection, Socket)> {
     let cannot = |error: io::Error| {
         Error::unavailable("connect", format!("cannot connect to {address}: {}", root_cause(&error)))
     };
-    let failed = |error: lapin::Error| classify(config, &error, Doing::Connecting);
+    let failed = |error: lapin::Error| classify(config, &error, Doing::Connecting, false);
     let authority = &config.uri.authority;
 
     let runtime = lapin::runtime::default_runtime().map_err(failed)?;

@@ -4,7 +4,7 @@
 //! of the connection meets everyone on it.
 
 use airtight_core::Error;
-use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError};
+use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError, uri::AMQPScheme};
 
 use crate::{
     config::{Resolved, Unroutable},
@@ -20,8 +20,8 @@ pub(crate) enum Doing<'a> {
     Publishing(&'a Outgoing),
 }
 
-/// What an error of the client library means.
-pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>) -> Error {
+/// What an error of the client library means, with the connection still `up` or not.
+pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>, up: bool) -> Error {
     let address = &config.address;
     match error.kind() {
         ErrorKind::ProtocolError(said) => refused(config, said, doing),
@@ -36,15 +36,17 @@ pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>
                 "{address} allows no more channels on a connection: lower `window`, or raise its channel_max"
             ),
         ),
-        // A closed channel, or a message that lapin cannot write: says nothing of the others.
-        ErrorKind::InvalidChannel(_)
-        | ErrorKind::InvalidChannelState(..)
-        | ErrorKind::SerialisationError(_) => {
+        // Without a word from the broker, and with the connection still there.
+        ErrorKind::InvalidChannel(_) | ErrorKind::InvalidChannelState(..) if up => {
             Error::retryable("channel", format!("the channel to {address} was closed: {error}"))
         }
         _ if matches!(doing, Doing::Connecting) => Error::unavailable(
             "connect",
-            format!("{address} ended the connection before it was one of AMQP: {}", root_cause(error)),
+            format!(
+                "{address} ended the connection before it was one of AMQP ({}): check host and port; {}",
+                root_cause(error),
+                hint(config)
+            ),
         ),
         _ => Error::unavailable(
             "connection",
@@ -163,6 +165,10 @@ pub(crate) fn nacked(message: &Outgoing) -> Error {
     )
 }
 
+pub(crate) fn lost(config: &Resolved) -> Error {
+    Error::unavailable("connection", format!("the connection to {} is lost", config.address))
+}
+
 pub(crate) fn blocked(config: &Resolved, reason: &str) -> Error {
     Error::unavailable(
         "blocked",
@@ -171,14 +177,18 @@ pub(crate) fn blocked(config: &Resolved, reason: &str) -> Error {
 }
 
 pub(crate) fn other_protocol(config: &Resolved) -> Error {
-    let hint = match config.uri.scheme {
-        lapin::uri::AMQPScheme::AMQP => "if it is RabbitMQ's port for TLS, write amqps://",
-        lapin::uri::AMQPScheme::AMQPS => "is it RabbitMQ's port for TLS (5671)?",
-    };
     Error::unavailable(
         "other_protocol",
-        format!("{} does not speak AMQP 0-9-1: check host and port; {hint}", config.address),
+        format!("{} does not speak AMQP 0-9-1: check host and port; {}", config.address, hint(config)),
     )
+}
+
+/// The mistake that is made most often.
+fn hint(config: &Resolved) -> &'static str {
+    match config.uri.scheme {
+        AMQPScheme::AMQP => "if it is RabbitMQ's port for TLS, write amqps://",
+        AMQPScheme::AMQPS => "is it RabbitMQ's port for TLS (5671)?",
+    }
 }
 
 pub(crate) fn no_tls(config: &Resolved, error: &std::io::Error) -> Error {

@@ -61,7 +61,6 @@ impl Sink for RabbitmqSink {
         };
         let send = async |at: usize| -> Result<()> {
             let message = self.writer.write(&batch[at].event)?;
-            link.ensure_open()?;
             link.publish(&message).await
         };
         deliver_keyed(batch, self.client.config().window, async |at| send(at).await.into()).await
