@@ -43,14 +43,13 @@ CONF
         detached=yes)
 }
 
-# Notes its pid and becomes the command; the name holds $state, since epmd takes no flag for it.
+# Leaves the command running and notes its pid; the name holds $state, since epmd takes no flag for it.
 launch() { # PIDFILE LOG NAME COMMAND...
     local pidfile=$1 log=$2 name=$3
     shift 3
     # shellcheck disable=SC2016  # meant for the inner shell
-    as_user /usr/bin/env "${node[@]}" bash -c 'echo $$ >"$0"; name=$1; shift; exec -a "$name" "$@"' \
-        "$state/$pidfile" "$name" "$@" </dev/null >"$state/$log" 2>&1 &
-    disown
+    as_user /usr/bin/env "${node[@]}" bash -c '(exec -a "$1" "${@:2}") & echo $! >"$0"' \
+        "$state/$pidfile" "$name" "$@" </dev/null >"$state/$log" 2>&1
 }
 
 start() {
