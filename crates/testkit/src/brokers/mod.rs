@@ -5,4 +5,5 @@
 pub mod kafka;
 pub mod nats;
 pub mod process;
+pub mod rabbitmq;
 pub mod redis;

@@ -1,0 +1,212 @@
+//! The table from what the broker and the network say to classes.
+//!
+//! A message has its channel to itself, so what the broker says of a channel it says of that message. What it says
+//! of the connection meets everyone on it.
+
+use airtight_core::Error;
+use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError, uri::AMQPScheme};
+
+use crate::{
+    config::{Resolved, Unroutable},
+    encode::Outgoing,
+};
+
+/// What was under way when something went wrong.
+#[derive(Clone, Copy)]
+pub(crate) enum Doing<'a> {
+    Connecting,
+    /// Looking at a destination, or declaring it, in words; and whether it is the same for all events.
+    Preparing(&'a str, bool),
+    Publishing(&'a Outgoing),
+}
+
+/// What an error of the client library means, with the connection still `up` or not.
+pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>, up: bool) -> Error {
+    let address = &config.address;
+    match error.kind() {
+        ErrorKind::ProtocolError(said) => refused(config, said, doing),
+        ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) => other_protocol(config),
+        ErrorKind::MissingHeartbeatError => Error::unavailable(
+            "connection",
+            format!("nothing was heard from {address} for too long, and the connection was given up"),
+        ),
+        ErrorKind::ChannelsLimitReached => Error::unavailable(
+            "channels",
+            format!(
+                "{address} allows no more channels on a connection: lower `window`, or raise its channel_max"
+            ),
+        ),
+        // Without a word from the broker, and with the connection still there.
+        ErrorKind::InvalidChannel(_) | ErrorKind::InvalidChannelState(..) if up => {
+            Error::retryable("channel", format!("the channel to {address} was closed: {error}"))
+        }
+        _ if matches!(doing, Doing::Connecting) => Error::unavailable(
+            "connect",
+            format!(
+                "{address} ended the connection before it was one of AMQP ({}): check host and port; {}",
+                root_cause(error),
+                hint(config)
+            ),
+        ),
+        _ => Error::unavailable(
+            "connection",
+            format!("the connection to {address} broke: {}", root_cause(error)),
+        ),
+    }
+}
+
+/// The broker's own codes; its text follows a dash in them: `NOT_FOUND - no exchange 'x' in vhost '/'`.
+fn refused(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
+    let (address, vhost) = (&config.address, &config.uri.vhost);
+    let text = said.get_message().as_str();
+    match (said.get_id(), doing) {
+        (403, Doing::Connecting) => Error::unavailable(
+            "login",
+            format!(
+                "{address} does not let the user `{}` in: check user and password ({text})",
+                config.uri.authority.userinfo.username
+            ),
+        ),
+        (402 | 530, _) => Error::unavailable(
+            "vhost",
+            format!(
+                "{address} has no virtual host `{vhost}`, or not for this user: the URL's path names it, none is `/`, and a slash in it is written %2F ({text})"
+            ),
+        ),
+        (403, Doing::Preparing(what, everyones)) if text.contains("reserved prefix") => {
+            let message = format!("the broker keeps the name of {what} for itself: {text}");
+            if everyones {
+                Error::unavailable("bad_name", message)
+            } else {
+                Error::permanent("bad_name", message)
+            }
+        }
+        (403, Doing::Preparing(what, _)) => Error::unavailable(
+            "access_refused",
+            format!(
+                "the user may not declare {what}: grant it, or declare it yourself and set `declare` to false ({text})"
+            ),
+        ),
+        (403, Doing::Publishing(message)) => Error::unavailable(
+            "access_refused",
+            format!("the user may not write to {}: grant it ({text})", message.destination()),
+        ),
+        (404, Doing::Preparing(what, _)) => missing(what, text),
+        (404, Doing::Publishing(message)) => missing(&message.destination(), text),
+        (406, Doing::Preparing(what, _)) => Error::unavailable(
+            "declared_differently",
+            format!(
+                "there is {what} already, with other settings: set `exchange_type` or `queue_type` to what it is, or `declare` to false ({text})"
+            ),
+        ),
+        (311, Doing::Publishing(message)) => too_large(message, text),
+        (406, Doing::Publishing(message)) if text.contains("size") => too_large(message, text),
+        (406, Doing::Publishing(_)) => {
+            Error::permanent("refused", format!("the broker refuses this message: {text}"))
+        }
+        (320, _) => Error::unavailable("connection", format!("{address} ended the connection: {text}")),
+        // Faults of a kind that a single message could cause, though it should not: its attempts are counted, so
+        // that it cannot hold up everyone for ever.
+        (code, Doing::Publishing(_)) => {
+            Error::retryable("broker_error", format!("{address} answered with error {code}: {text}"))
+        }
+        (code, _) => {
+            Error::unavailable("broker_error", format!("{address} answered with error {code}: {text}"))
+        }
+    }
+}
+
+fn missing(what: &str, text: &str) -> Error {
+    let (code, what) = match what.strip_prefix("queue ") {
+        Some(queue) => ("no_queue", format!("there is no queue `{queue}`")),
+        None => ("no_exchange", format!("there is no {what}")),
+    };
+    Error::unavailable(code, format!("{what}: create it, or set `declare` to true ({text})"))
+}
+
+fn too_large(message: &Outgoing, text: &str) -> Error {
+    let bytes = message.body.len();
+    Error::permanent("too_large", format!("the message has {bytes} bytes, and the broker refuses it: {text}"))
+}
+
+/// The one part of a message that must fit into a frame. Sent, it would cost everyone the connection.
+pub(crate) fn headers_too_large(message: &Outgoing, frame_max: usize) -> Error {
+    let bytes = message.header_frame;
+    Error::permanent(
+        "too_large",
+        format!("the message's headers have {bytes} bytes, and the broker takes {frame_max} (its frame_max)"),
+    )
+}
+
+/// A message that came back.
+pub(crate) fn unroutable(config: &Resolved, message: &Outgoing, returned: &BasicReturnMessage) -> Error {
+    let destination = message.destination();
+    let text = match message.exchange.as_str() {
+        "" => format!("there is no {destination}: create it, or set `declare` to true"),
+        _ => format!(
+            "no queue is bound there for {destination}: bind one, or give the exchange an alternate one"
+        ),
+    };
+    let text = format!("{text} ({})", returned.reply_text);
+    match config.unroutable {
+        Unroutable::Wait => Error::unavailable("unroutable", text),
+        Unroutable::Dead => Error::permanent("unroutable", text),
+    }
+}
+
+/// The broker took the message and could not keep it.
+pub(crate) fn nacked(message: &Outgoing) -> Error {
+    Error::retryable(
+        "nack",
+        format!(
+            "the broker could not store the message for {}: its queue is full (reject-publish) or failed",
+            message.destination()
+        ),
+    )
+}
+
+pub(crate) fn lost(config: &Resolved) -> Error {
+    Error::unavailable("connection", format!("the connection to {} is lost", config.address))
+}
+
+pub(crate) fn blocked(config: &Resolved, reason: &str) -> Error {
+    Error::unavailable(
+        "blocked",
+        format!("{} takes no messages until its alarm is over: {reason}", config.address),
+    )
+}
+
+pub(crate) fn other_protocol(config: &Resolved) -> Error {
+    Error::unavailable(
+        "other_protocol",
+        format!("{} does not speak AMQP 0-9-1: check host and port; {}", config.address, hint(config)),
+    )
+}
+
+/// The mistake that is made most often.
+fn hint(config: &Resolved) -> &'static str {
+    match config.uri.scheme {
+        AMQPScheme::AMQP => "if it is RabbitMQ's port for TLS, write amqps://",
+        AMQPScheme::AMQPS => "is it RabbitMQ's port for TLS (5671)?",
+    }
+}
+
+pub(crate) fn no_tls(config: &Resolved, error: &std::io::Error) -> Error {
+    Error::unavailable(
+        "tls",
+        format!(
+            "no TLS with {}: {}; check that the port is RabbitMQ's for TLS, and that its certificate is for this host and from an authority that `ca` or the system knows",
+            config.address,
+            root_cause(error)
+        ),
+    )
+}
+
+/// The innermost cause: the outer layers say that I/O failed, not how.
+pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
