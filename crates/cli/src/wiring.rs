@@ -8,7 +8,9 @@ use airtight::{
     admin::Admin,
     kafka::{KafkaConfig, KafkaSink},
     log::LogAdmin,
+    nats::{NatsConfig, NatsSink},
     postgres::{PgOptions, PgOutbox},
+    rabbitmq::{RabbitmqConfig, RabbitmqSink},
     redis::{RedisConfig, RedisSink},
     sinks::{FileSink, StdoutSink},
     table::Shape,
@@ -293,7 +295,8 @@ pub(crate) fn broker_keys(kind: BrokerKind) -> &'static [&'static str] {
     match kind {
         BrokerKind::Kafka => KafkaConfig::KEYS,
         BrokerKind::Redis => RedisConfig::KEYS,
-        BrokerKind::Nats | BrokerKind::RabbitMq => &[],
+        BrokerKind::Nats => NatsConfig::KEYS,
+        BrokerKind::RabbitMq => RabbitmqConfig::KEYS,
     }
 }
 
@@ -312,8 +315,15 @@ fn broker_sink(broker: &Broker) -> Result<Arc<dyn Sink>, Error> {
             settings.iter().try_for_each(|(key, value)| config.set(key, value))?;
             Arc::new(RedisSink::new(config)?)
         }
-        BrokerKind::Nats | BrokerKind::RabbitMq => {
-            return Err(Error::permanent("not_yet", "not in this version"));
+        BrokerKind::Nats => {
+            let mut config = NatsConfig::from_url(url)?;
+            settings.iter().try_for_each(|(key, value)| config.set(key, value))?;
+            Arc::new(NatsSink::new(config)?)
+        }
+        BrokerKind::RabbitMq => {
+            let mut config = RabbitmqConfig::from_url(url)?;
+            settings.iter().try_for_each(|(key, value)| config.set(key, value))?;
+            Arc::new(RabbitmqSink::new(config)?)
         }
     })
 }

@@ -120,7 +120,7 @@ impl BrokerKind {
     fn of_scheme(scheme: &str) -> Option<Self> {
         Some(match scheme {
             "kafka" | "kafka+tls" => Self::Kafka,
-            "nats" | "nats+tls" => Self::Nats,
+            "nats" | "nats+tls" | "tls" => Self::Nats,
             "amqp" | "amqps" => Self::RabbitMq,
             "redis" | "rediss" => Self::Redis,
             _ => return None,

@@ -93,13 +93,23 @@ fn addresses_that_make_no_sense() {
         assert!(!error.contains("hush"), "{error}");
     }
     assert_eq!(
-        shop.run(&["run", "--to", "kafka://localhost"]).error(2),
-        "error: --to: `kafka:` is not in this version; known sinks are `stdout:`, `file:PATH`, `http://…`, `https://…` and `null:`"
-    );
-    assert_eq!(
         shop.run(&["run", "--to", "gopher://x"]).error(2),
-        "error: --to: unknown sink `gopher:`; known sinks are `stdout:`, `file:PATH`, `http://…`, `https://…` and `null:`"
+        "error: --to: unknown sink `gopher:`; known sinks are `stdout:`, `file:PATH`, `http(s)://…`, `kafka://…`, `nats://…`, `amqp://…`, `redis://…` and `null:`"
     );
+    // What a broker's address says is read before anything connects.
+    for (to, expected) in [
+        ("kafka:localhost", "`kafka:` needs an address"),
+        ("kafka://localhost/{nope}", "unknown field `{nope}`"),
+        ("kafka://me:hush@localhost?formt=raw", "`formt` is not a setting"),
+        ("kafka://localhost?acks.x=hush", "`acks.x` is not a setting of librdkafka"),
+        ("nats://localhost/a b", "subject"),
+        ("amqp://me:hush@localhost?format=xml", "`xml`"),
+        ("redis://me:hush@localhost?key={nope}", "unknown field `{nope}`"),
+    ] {
+        let error = shop.run(&["run", "--to", to]).error(2);
+        assert!(error.contains(expected), "{to}: {error}");
+        assert!(!error.contains("hush"), "{error}");
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! `AIRTIGHT_TORTURE_EVENTS` and `AIRTIGHT_TORTURE_OUTAGE` make it as long as you like.
 
 mod kafka;
+mod nats;
+mod rabbitmq;
 mod redis;
 
 use std::{
