@@ -467,3 +467,42 @@ async fn relays_that_vanished_are_forgotten() {
         assert_eq!(left, 0, "{order:?}");
     }
 }
+
+/// Renewing leases and settling touch the same rows, each in its own order. Side by side they would lock each other
+/// out, and stand still until the server finds out, a second later.
+#[tokio::test]
+async fn renewing_and_settling_do_not_lock_each_other_out() {
+    let Some(sut) = Canonical::create("renew_and_settle").await else { return };
+    sut.sql(
+        "INSERT INTO airtight.outbox (stream, event_type, aggregate_type, aggregate_id) \
+             SELECT 'test', 'T', 'A', 'k' || n % 997 FROM generate_series(1, 30000) n",
+    )
+    .await;
+    let options = QueueOptions { lease: Duration::from_millis(400), ..QueueOptions::default() };
+    let sink = Slow(MemorySink::new());
+    let relay = Relay::new(sut.outbox.queue(options), sink);
+    tokio::time::timeout(LONG, relay.drain(CancellationToken::new()))
+        .await
+        .expect("drained in time")
+        .unwrap();
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    // The server reports within a second of a session's last statement.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let deadlocks: i64 = sqlx::query_scalar(deadlocks).fetch_one(sut.outbox.pool()).await.unwrap();
+    assert_eq!(deadlocks, 0);
+}
+
+/// Takes long enough for leases to be renewed meanwhile.
+struct Slow(MemorySink);
+
+#[airtight_core::async_trait]
+impl airtight_core::Sink for Slow {
+    fn capabilities(&self) -> airtight_core::Capabilities {
+        airtight_core::Capabilities { prefix_per_key: true, concurrency: 4, ..Default::default() }
+    }
+
+    async fn deliver(&self, batch: &[airtight_core::Delivery]) -> Vec<airtight_core::Outcome> {
+        tokio::time::sleep(Duration::from_millis(100 + batch.len() as u64 % 7 * 30)).await;
+        self.0.deliver(batch).await
+    }
+}

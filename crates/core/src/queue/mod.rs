@@ -107,6 +107,9 @@ struct Shared<S> {
     /// One at a time renews or joins: an answer that belongs to a former membership, or that another one has
     /// overtaken, would make us claim from partitions that are not ours.
     membership: tokio::sync::Mutex<()>,
+    /// One at a time renews or settles: both write to rows in flight, each in its own order, and a database would have
+    /// to break the deadlock.
+    rows: tokio::sync::Mutex<()>,
 }
 
 struct State {
@@ -152,6 +155,7 @@ impl<S: QueueStore> Queue<S> {
             stop: stop.clone(),
             changed: Notify::new(),
             membership: tokio::sync::Mutex::default(),
+            rows: tokio::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared), _stop: stop.drop_guard(), tasks: Mutex::new(None) }
     }
@@ -219,7 +223,10 @@ impl<S: QueueStore> Source for Queue<S> {
             }
             (state.group.member.clone(), rows, unhold)
         };
-        let results = shared.store.settle(&member, &rows).await?;
+        let results = {
+            let _alone = shared.rows.lock().await;
+            shared.store.settle(&member, &rows).await?
+        };
         shared.state().forget(settlements);
         shared.changed.notify_one();
 
@@ -346,6 +353,8 @@ impl<S: QueueStore> Shared<S> {
 
     /// One heartbeat: renew, then move one step towards the fair share of partitions.
     async fn beat_once(&self) -> Result<()> {
+        // A settle that hangs must not cost us all leases.
+        let alone = tokio::time::timeout(self.options.lease / 6, self.rows.lock()).await;
         let (member, generation, rows) = {
             let state = self.state();
             let young = self.options.lease / 3;
@@ -361,6 +370,7 @@ impl<S: QueueStore> Shared<S> {
         };
         let since = Instant::now();
         let pulse = self.store.heartbeat(&member, &rows).await?;
+        drop(alone);
         if !pulse.alive {
             return Box::pin(self.rejoin(generation)).await;
         }
