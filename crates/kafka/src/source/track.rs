@@ -47,6 +47,8 @@ struct Partition {
     /// It goes to another member: nothing more is handed out.
     is_leaving: bool,
     is_paused: bool,
+    /// Read too far past its first unsettled event; until half of that is settled.
+    is_too_far: bool,
     /// Behind the last message that was read.
     next_offset: i64,
     committed: i64,
@@ -175,6 +177,7 @@ impl Track {
             is_retry: self.config.retry_topic() == Some(&place.topic),
             is_leaving: false,
             is_paused: false,
+            is_too_far: false,
             next_offset: offset,
             committed: if is_new { -1 } else { offset },
             open: BTreeMap::new(),
@@ -280,8 +283,9 @@ impl Track {
         for (place, partition) in &mut self.partitions {
             let buffer = if partition.is_retry { self.retries } else { self.fresh };
             let ahead = partition.next_offset - partition.offset();
-            let too_far = ahead >= if partition.is_paused { (max_ahead / 2).max(1) } else { max_ahead };
-            let wanted = buffer.is_full || too_far;
+            let limit = if partition.is_too_far { (max_ahead / 2).max(1) } else { max_ahead };
+            partition.is_too_far = ahead >= limit;
+            let wanted = buffer.is_full || partition.is_too_far;
             if wanted != partition.is_paused {
                 partition.is_paused = wanted;
                 if wanted { &mut pause } else { &mut resume }.push(place.clone());
