@@ -2,4 +2,5 @@
 //!
 //! One file per broker says how that one is started; [`process`] is what they share.
 
+pub mod kafka;
 pub mod process;
