@@ -9,11 +9,23 @@
 //! | `postgres` (default) | `postgres` | an outbox in PostgreSQL, through sqlx: queue, log, inbox |
 //! | `tokio-postgres` | `postgres` | publishing, and asking the inbox, through tokio-postgres as well |
 //! | `webhook` | `webhook` | a sink that signs and posts events over HTTP |
+//! | `kafka` | `kafka` | Kafka as a sink and as a source (builds librdkafka) |
+//! | `nats` | `nats` | a sink for NATS JetStream |
+//! | `rabbitmq` | `rabbitmq` | a sink for RabbitMQ |
+//! | `redis` | `redis` | a sink for Redis Streams |
 
 pub use airtight_core::*;
 
+#[cfg(feature = "kafka")]
+pub use airtight_kafka as kafka;
+#[cfg(feature = "nats")]
+pub use airtight_nats as nats;
 #[cfg(feature = "postgres")]
 pub use airtight_postgres as postgres;
+#[cfg(feature = "rabbitmq")]
+pub use airtight_rabbitmq as rabbitmq;
+#[cfg(feature = "redis")]
+pub use airtight_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use airtight_sqlite as sqlite;
 #[cfg(feature = "webhook")]

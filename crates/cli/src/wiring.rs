@@ -6,11 +6,12 @@ use std::{path::Path, sync::Arc, time::Duration};
 use airtight::{
     Error, Sink, Source,
     admin::Admin,
+    kafka::{KafkaConfig, KafkaSink},
     log::LogAdmin,
     postgres::{PgOptions, PgOutbox},
     sinks::{FileSink, StdoutSink},
     table::Shape,
-    webhook::{Format, WebhookConfig, WebhookSink},
+    webhook::{WebhookConfig, WebhookSink},
 };
 use sqlx::{Connection, PgConnection};
 
@@ -18,7 +19,7 @@ use crate::{
     args::DatabaseArgs,
     config::{
         Config, Database, Reading,
-        urls::{DatabaseUrl, SinkTarget, Webhook},
+        urls::{Broker, BrokerKind, DatabaseUrl, SinkTarget, Webhook},
     },
     errors::{Failure, Outcome},
     null_sink::NullSink,
@@ -282,6 +283,31 @@ pub(crate) fn sink(target: &SinkTarget) -> Result<Arc<dyn Sink>, Error> {
         SinkTarget::Null => Arc::new(NullSink),
         SinkTarget::File(path) => Arc::new(FileSink::new(path)),
         SinkTarget::Webhook(webhook) => Arc::new(WebhookSink::new(webhook_config(webhook))?),
+        SinkTarget::Broker(broker) => broker_sink(broker)?,
+    })
+}
+
+/// The keys that a broker's table of a config may have.
+pub(crate) fn broker_keys(kind: BrokerKind) -> &'static [&'static str] {
+    match kind {
+        BrokerKind::Kafka => KafkaConfig::KEYS,
+        BrokerKind::Nats | BrokerKind::RabbitMq | BrokerKind::Redis => &[],
+    }
+}
+
+fn broker_sink(broker: &Broker) -> Result<Arc<dyn Sink>, Error> {
+    let url = broker.url.reveal();
+    let settings: Vec<(String, String)> =
+        broker.settings.iter().map(|(key, value)| (key.clone(), value.reveal().to_owned())).collect();
+    Ok(match broker.kind {
+        BrokerKind::Kafka => {
+            let mut config = KafkaConfig::from_url(url)?;
+            config.set_all(&settings)?;
+            Arc::new(KafkaSink::new(config)?)
+        }
+        BrokerKind::Nats | BrokerKind::RabbitMq | BrokerKind::Redis => {
+            return Err(Error::permanent("not_yet", "not in this version"));
+        }
     })
 }
 
@@ -299,8 +325,5 @@ fn webhook_config(webhook: &Webhook) -> WebhookConfig {
     if let Some(concurrency) = webhook.concurrency {
         config = config.concurrency(concurrency);
     }
-    if webhook.raw {
-        config = config.format(Format::Raw);
-    }
-    config
+    config.format(webhook.format)
 }

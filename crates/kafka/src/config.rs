@@ -223,6 +223,14 @@ impl KafkaConnection {
                 return Err(bad(key, "needs TLS: write kafka+tls://, or set `tls` to true"));
             }
         }
+        for (key, file) in [("ca", &self.ca), ("cert", &self.cert), ("cert_key", &self.cert_key)] {
+            if let Some(file) = file {
+                let read = std::fs::read(file);
+                read.map_err(|error| {
+                    bad(key, &format!("names the file `{file}`, which cannot be read: {error}"))
+                })?;
+            }
+        }
         for key in self.settings.keys() {
             if let Some((_, value)) = FIXED.iter().find(|(fixed, _)| fixed == key) {
                 return Err(bad(key, &format!("is always `{value}`: airtight's promises rest on it")));

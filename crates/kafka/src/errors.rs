@@ -102,8 +102,12 @@ pub(crate) fn creating(brokers: &str, topic: &str, code: Code) -> Error {
 
 /// Why nothing can be sent at all. `trouble` is the last thing that librdkafka has complained of.
 pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>) -> Error {
-    let Some((code, reason)) = trouble else {
-        return Error::unavailable("timeout", format!("Kafka at {brokers} does not answer"));
+    let Some((code, reason)) = trouble.filter(|(code, _)| *code != Code::AllBrokersDown) else {
+        // A port where nobody listens refuses, and that is a reason; so somebody keeps silent.
+        return Error::unavailable(
+            "no_answer",
+            format!("nobody answers at {brokers} as Kafka would; is it a Kafka broker, and is it up?"),
+        );
     };
     let reason = brief(&reason);
     match code {

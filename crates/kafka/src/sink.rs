@@ -32,6 +32,8 @@ const PASSES: usize = 4;
 const SUSPECTS: usize = 20;
 /// How long all brokers may be out of reach before a call gives up. A broker's restart takes about as long.
 const DOWN: Duration = Duration::from_secs(5);
+/// How long acknowledgements are waited for after a message has fallen.
+const ENDED: Duration = Duration::from_millis(500);
 /// How often a waiting call looks at that.
 const LOOK: Duration = Duration::from_millis(250);
 /// How long librdkafka may take to give back what was purged.
@@ -184,7 +186,8 @@ impl Call<'_> {
             let Some(arrived) = self.sink.next(flight).await else {
                 let error = self.sink.client.away(&flight.producer);
                 self.recall(flight).await;
-                return Err(error);
+                // What has fallen says why.
+                return if flight.fallen.is_empty() { Err(error) } else { Ok(()) };
             };
             for report in arrived {
                 flight.open -= 1;
@@ -357,7 +360,12 @@ impl KafkaSink {
             if let Ok(arrived) = tokio::time::timeout(LOOK, flight.reports.next()).await {
                 return Some(arrived);
             }
-            let patience = if flight.producer.health.is_down() { DOWN } else { self.timeout };
+            let patience = match flight.fallen.is_empty() {
+                // The producer has ended. What was on its way is acknowledged now, or not by this one.
+                false => ENDED,
+                true if flight.producer.health.is_down() => DOWN,
+                true => self.timeout,
+            };
             if began.elapsed() >= patience {
                 return None;
             }

@@ -178,6 +178,22 @@ impl<'a> Value<'a> {
         self.node.get_ref().is_str()
     }
 
+    /// Whether it is a table.
+    pub(crate) fn is_table(&self) -> bool {
+        self.node.get_ref().is_table()
+    }
+
+    /// A string, a number or a boolean, as text.
+    pub(crate) fn scalar(&self) -> Result<String> {
+        Ok(match self.node.get_ref() {
+            DeValue::String(_) => self.text()?,
+            DeValue::Boolean(flag) => flag.to_string(),
+            DeValue::Integer(_) => self.number::<i64>(i64::MIN)?.to_string(),
+            DeValue::Float(number) => number.as_str().replace('_', ""),
+            _ => return Err(self.wrong_type("a string, a number, true or false")),
+        })
+    }
+
     pub(crate) fn boolean(&self) -> Result<bool> {
         // `"${LISTEN:-true}"` is a string in TOML, but means a boolean.
         if self.is_text() {

@@ -9,6 +9,7 @@
 //! | `urls` | addresses of databases and sinks |
 //! | `table` | `[table]`, the mapping of a foreign table |
 //! | `pipeline` | `[pipelines.NAME]`: how an outbox is read, and the policies |
+//! | `sink` | `to`: where a pipeline's events go |
 //! | `retention` | `[retention]` |
 //! | `validate` | what no single value can show: pipelines that overlap |
 
@@ -16,6 +17,7 @@ mod env;
 mod file;
 mod pipeline;
 mod retention;
+mod sink;
 pub(crate) mod suggest;
 mod table;
 pub(crate) mod units;
@@ -28,7 +30,7 @@ use airtight::table::{Shape, TableSpec};
 
 use self::{
     file::{Document, Result, Section, Value},
-    urls::{DatabaseUrl, Secret, SinkTarget, Webhook},
+    urls::{DatabaseUrl, Secret},
 };
 use crate::errors::{Failure, Outcome};
 
@@ -149,42 +151,6 @@ fn read_database(value: &Value<'_>) -> Result<(Option<DatabaseUrl>, Database)> {
         prepared_statements: section.boolean("prepared_statements")?,
     };
     Ok((url, database))
-}
-
-/// `to = "URL"`, or a table with more about it.
-fn read_sink(value: &Value<'_>) -> Result<SinkTarget> {
-    if value.is_text() {
-        return parsed(value, SinkTarget::parse);
-    }
-    const ABOUT_WEBHOOKS: [&str; 5] = ["secret", "headers", "timeout", "concurrency", "format"];
-    let known: Vec<&str> = ["url"].into_iter().chain(ABOUT_WEBHOOKS).collect();
-    let section = value.section(&known)?;
-    let target = parsed(&section.require("url")?, SinkTarget::parse)?;
-    let SinkTarget::Webhook(webhook) = target else {
-        for key in ABOUT_WEBHOOKS {
-            if let Some(value) = section.get(key) {
-                return Err(value.error(format!("means nothing to `{target}`; only webhooks have it")));
-            }
-        }
-        return Ok(target);
-    };
-    let mut headers = webhook.headers;
-    if let Some(value) = section.get("headers") {
-        for (name, value) in value.names()?.entries() {
-            headers.insert(name, Secret::new(value.text()?));
-        }
-    }
-    Ok(SinkTarget::Webhook(Webhook {
-        url: webhook.url,
-        secret: section.get("secret").map(|value| value.name()).transpose()?.map(Secret::new),
-        headers,
-        timeout: section.duration("timeout")?,
-        concurrency: section.number("concurrency", 1)?,
-        raw: match section.get("format") {
-            Some(value) => value.word(&[("envelope", false), ("raw", true)])?,
-            None => false,
-        },
-    }))
 }
 
 fn parsed<T>(value: &Value<'_>, parse: impl Fn(&str) -> std::result::Result<T, String>) -> Result<T> {

@@ -11,7 +11,6 @@ use airtight::{
 use super::{
     check_overlap,
     file::{Result, Section, Value},
-    read_sink,
     urls::SinkTarget,
 };
 
@@ -201,7 +200,7 @@ fn read_pipeline(name: String, value: &Value<'_>, default: ReadWord) -> Result<P
     if let Some(grace) = section.duration("grace")? {
         policy.grace = grace;
     }
-    let sink = read_sink(&section.require("to")?)?;
+    let sink = super::sink::read(&section.require("to")?)?;
     let read = match read {
         ReadWord::Queue => {
             if let Some((key, value)) = LOG_KEYS.iter().find_map(|key| Some((key, section.get(key)?))) {

@@ -8,7 +8,7 @@ use airtight::{
     table::{Count, Field},
 };
 
-use super::*;
+use super::{urls::SinkTarget, *};
 
 fn parse(text: &str) -> std::result::Result<Config, String> {
     let env = |name: &str| match name {

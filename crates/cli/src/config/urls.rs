@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
+use airtight::{Format, settings::Address};
 use url::Url;
 
 /// A text that is never printed.
@@ -93,6 +94,38 @@ pub(crate) enum SinkTarget {
     File(PathBuf),
     /// A signed POST for each event.
     Webhook(Webhook),
+    /// A message for each event.
+    Broker(Broker),
+}
+
+/// A broker and what is set about it. Its crate knows what that means; see [`crate::wiring`].
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Broker {
+    pub(crate) kind: BrokerKind,
+    pub(crate) url: Secret,
+    /// Keys and values beside those of the URL.
+    pub(crate) settings: Vec<(String, Secret)>,
+}
+
+/// The brokers that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BrokerKind {
+    Kafka,
+    Nats,
+    RabbitMq,
+    Redis,
+}
+
+impl BrokerKind {
+    fn of_scheme(scheme: &str) -> Option<Self> {
+        Some(match scheme {
+            "kafka" | "kafka+tls" => Self::Kafka,
+            "nats" | "nats+tls" => Self::Nats,
+            "amqp" | "amqps" => Self::RabbitMq,
+            "redis" | "rediss" => Self::Redis,
+            _ => return None,
+        })
+    }
 }
 
 /// The settings of a webhook.
@@ -103,13 +136,12 @@ pub(crate) struct Webhook {
     pub(crate) headers: BTreeMap<String, Secret>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) concurrency: Option<usize>,
-    /// The payload alone as the body, and the rest in headers.
-    pub(crate) raw: bool,
+    pub(crate) format: Format,
 }
 
 impl SinkTarget {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let known = "known sinks are `stdout:`, `file:PATH`, `http://…`, `https://…` and `null:`";
+        let known = "known sinks are `stdout:`, `file:PATH`, `http(s)://…`, `kafka://…`, `nats://…`, `amqp://…`, `redis://…` and `null:`";
         let Some((scheme, rest)) = text.split_once(':') else {
             return Err(format!("`{text}` is not a sink's address; {known}"));
         };
@@ -133,13 +165,18 @@ impl SinkTarget {
                     headers: BTreeMap::new(),
                     timeout: None,
                     concurrency: None,
-                    raw: false,
+                    format: Format::default(),
                 }))
             }
-            "kafka" | "nats" | "amqp" | "amqps" | "redis" | "rediss" => {
-                Err(format!("`{scheme}:` is not in this version; {known}"))
-            }
-            _ => Err(format!("unknown sink `{scheme}:`; {known}")),
+            scheme => match BrokerKind::of_scheme(scheme) {
+                Some(kind) => {
+                    if !rest.starts_with("//") {
+                        return Err(format!("`{scheme}:` needs an address, like `{scheme}://localhost`"));
+                    }
+                    Ok(Self::Broker(Broker { kind, url: Secret::new(text), settings: Vec::new() }))
+                }
+                None => Err(format!("unknown sink `{scheme}:`; {known}")),
+            },
         }
     }
 }
@@ -154,6 +191,12 @@ impl fmt::Display for SinkTarget {
             Self::Webhook(webhook) => match Url::parse(&webhook.url) {
                 Ok(url) => f.write_str(&url.origin().ascii_serialization()),
                 Err(_) => f.write_str("a webhook"),
+            },
+            // What is set about it may be a secret.
+            Self::Broker(broker) => match Address::parse(broker.url.reveal()) {
+                Ok(Address { scheme, hosts, path: Some(path), .. }) => write!(f, "{scheme}://{hosts}/{path}"),
+                Ok(Address { scheme, hosts, .. }) => write!(f, "{scheme}://{hosts}"),
+                Err(_) => f.write_str("a broker"),
             },
         }
     }
@@ -228,8 +271,11 @@ mod tests {
         assert_eq!(SinkTarget::parse("stdout:"), Ok(SinkTarget::Stdout));
         assert_eq!(SinkTarget::parse("null:"), Ok(SinkTarget::Null));
         assert_eq!(SinkTarget::parse("file:///tmp/a"), Ok(SinkTarget::File("/tmp/a".into())));
+        let kafka = SinkTarget::parse("kafka://me:hush@a:1,b:2/orders?format=raw&password=hush").unwrap();
+        assert_eq!(kafka.to_string(), "kafka://a:1,b:2/orders");
+        assert!(!format!("{kafka:?}").contains("hush"));
         for (text, expected) in [
-            ("kafka://localhost", "`kafka:` is not in this version; known sinks are"),
+            ("kafka:localhost", "`kafka:` needs an address, like `kafka://localhost`"),
             ("ftp://x", "unknown sink `ftp:`; known sinks are `stdout:`, `file:PATH`"),
             ("events.ndjson", "is not a sink's address"),
             ("file:", "needs a path"),

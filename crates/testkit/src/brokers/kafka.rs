@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::process::{Recipe, ServerProcess, free_port};
-use crate::{ledger, wait::eventually};
+use crate::ledger;
 
 const HOME: &str = "AIRTIGHT_TEST_KAFKA_HOME";
 const JAVA: &str = "AIRTIGHT_TEST_JAVA";
@@ -183,6 +183,14 @@ impl Kafka {
         self.tool("org.apache.kafka.tools.AclCommand", &args).await;
     }
 
+    /// Takes back what [`Kafka::allow`] gave.
+    pub async fn forbid(&self, user: &str, operation: &str, topic: &str) {
+        let user = format!("User:{user}");
+        let args =
+            ["--remove", "--force", "--allow-principal", &user, "--operation", operation, "--topic", topic];
+        self.tool("org.apache.kafka.tools.AclCommand", &args).await;
+    }
+
     /// Runs one of Kafka's own tools on this server, and returns what it printed. It takes a second or two.
     ///
     /// # Panics
@@ -200,14 +208,17 @@ impl Kafka {
         &self.installation
     }
 
-    /// A port that is open is not yet a broker that serves.
+    /// A port that is open is not yet a broker that serves. A loop of its own: a closure would not be `Send`.
     async fn until_it_serves(&self) {
-        eventually(PATIENCE, "metadata from Kafka", async || {
-            timeout(Duration::from_secs(5), brokers(&self.bootstrap()))
-                .await
-                .is_ok_and(|answer| answer.is_ok_and(|brokers| brokers > 0))
-        })
-        .await;
+        let end = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let asked = timeout(Duration::from_secs(5), brokers(&self.bootstrap())).await;
+            if asked.is_ok_and(|answer| answer.is_ok_and(|brokers| brokers > 0)) {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < end, "Kafka does not serve: {}", self.log_tail());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 }
 
