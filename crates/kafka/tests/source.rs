@@ -7,6 +7,8 @@ mod basics;
 mod broker;
 #[path = "source/failures.rs"]
 mod failures;
+#[path = "source/inbox.rs"]
+mod inbox;
 #[path = "source/rebalance.rs"]
 mod rebalance;
 #[path = "source/support.rs"]
