@@ -1,5 +1,6 @@
 //! Events to Kafka.
 
+mod bus;
 mod client;
 mod config;
 mod encode;
@@ -8,6 +9,7 @@ mod sink;
 mod source;
 
 pub use self::{
+    bus::NonAtomicKafkaBus,
     config::{KafkaConfig, KafkaConnection, Sasl},
     sink::KafkaSink,
     source::{KafkaSource, KafkaSourceConfig, Retry, Start},
