@@ -6,8 +6,10 @@
 //! | `message` | a message as it was read |
 //! | `track` | what is read, handed out, waiting and settled; no I/O |
 //! | `poller` | the thread that polls, rebalances and commits |
+//! | `backlog` | what is left, for the whole group |
 //! | `letters` | writing to the dead-letter and retry topics |
 
+mod backlog;
 mod config;
 mod letters;
 mod message;
@@ -23,17 +25,15 @@ use std::{
 use airtight_core::{Backlog, Batch, Class, Error, Limits, Result, Settlement, Source, source::Settled};
 use async_trait::async_trait;
 use rdkafka::{
-    Offset, TopicPartitionList,
     config::FromClientConfigAndContext,
     consumer::{BaseConsumer, Consumer},
-    error::{KafkaResult, RDKafkaErrorCode as Code},
+    error::RDKafkaErrorCode as Code,
 };
 use tokio::sync::oneshot;
 
 pub use self::config::{KafkaSourceConfig, Retry, Start};
 use self::{
     letters::Letters,
-    message::Place,
     poller::{Context, KafkaConsumer, Shared},
 };
 use crate::{config::refused, errors};
@@ -177,7 +177,7 @@ impl Source for KafkaSource {
         let consumer = consumer.ok_or_else(|| Error::retryable("closed", "the source is not open"))?;
         let shared = self.shared.clone();
         let unfinished = blocking(move || {
-            backlog(&shared, &consumer).map_err(|error| {
+            backlog::unfinished(&shared, &consumer).map_err(|error| {
                 tracing::debug!(target: "airtight::kafka", %error, "no backlog");
                 may_pass(shared.away())
             })
@@ -237,33 +237,6 @@ fn no_topic(brokers: &str, topic: &str, code: Code) -> Error {
         ),
         code => errors::topic(brokers, topic, code),
     }
-}
-
-/// What is left for the whole group: of our own partitions what is not settled, of the others' what is not committed.
-fn backlog(shared: &Shared, consumer: &KafkaConsumer) -> KafkaResult<u64> {
-    let timeout = shared.config.connection.connect_timeout;
-    let mut list = TopicPartitionList::new();
-    for topic in shared.config.subscription() {
-        let metadata = consumer.fetch_metadata(Some(topic), timeout)?;
-        for found in metadata.topics().iter().filter(|found| found.name() == topic) {
-            for partition in found.partitions() {
-                list.add_partition(topic, partition.id());
-            }
-        }
-    }
-    let mut unfinished = 0;
-    for element in consumer.committed_offsets(list, timeout)?.elements() {
-        let place = Place::new(element.topic(), element.partition());
-        let (first, end) = consumer.fetch_watermarks(&place.topic, place.partition, timeout)?;
-        let begin = match (element.offset(), shared.config.start) {
-            (Offset::Offset(offset), _) => offset,
-            (_, Start::Earliest) => first,
-            (_, Start::Latest) => end,
-        };
-        let own = shared.track().backlog(&place, end);
-        unfinished += own.unwrap_or_else(|| u64::try_from(end - begin).unwrap_or(0));
-    }
-    Ok(unfinished)
 }
 
 /// A cluster that is away, or a topic that is missing, may come; wrong credentials do not mend themselves.

@@ -180,18 +180,19 @@ impl Shared {
             }
         };
         let (now, lease) = (Instant::now(), self.config.session());
-        let mut new = Vec::new();
+        let mut places = Vec::new();
         let mut track = self.track();
-        for Begin { place, offset, is_new } in begin {
+        for Begin { place, committed, offset } in begin {
+            let offset = committed.map_or(offset, |committed| track.resume_at(&place, committed));
             // Fails only for an offset below zero, and none is.
             drop(list.set_partition_offset(&place.topic, place.partition, Offset::Offset(offset)));
-            track.assign(&place, offset, is_new, Ownership::leased(now, lease));
-            new.extend(is_new.then_some(place));
+            track.assign(&place, offset, committed, Ownership::leased(now, lease));
+            places.push(place);
         }
         drop(track);
         // From now on the group has a place, and neither a restart nor another member begins anywhere else. If it does
         // not work, the next commit does it.
-        self.commit(consumer, Some(&new));
+        self.commit(consumer, Some(&places));
     }
 
     /// The committed offsets, or where a group without them begins.
@@ -201,13 +202,13 @@ impl Shared {
             element.error()?;
             let place = Place::new(element.topic(), element.partition());
             if let Offset::Offset(offset) = element.offset() {
-                begin.push(Begin { place, offset, is_new: false });
+                begin.push(Begin { place, committed: Some(offset), offset });
                 continue;
             }
             let (first, end) = consumer.fetch_watermarks(&place.topic, place.partition, ASK)?;
             let is_retry = self.config.retry_topic() == Some(&place.topic);
             let offset = if self.config.start == Start::Latest && !is_retry { end } else { first };
-            begin.push(Begin { place, offset, is_new: true });
+            begin.push(Begin { place, committed: None, offset });
         }
         Ok(begin)
     }
@@ -276,9 +277,9 @@ impl Shared {
 /// Where a partition is taken up.
 struct Begin {
     place: Place,
+    /// None: the group has no offset there yet.
+    committed: Option<i64>,
     offset: i64,
-    /// The group has no offset there yet.
-    is_new: bool,
 }
 
 /// Runs until it is told to stop. Then, or killed, nothing is lost: what was not committed comes again.

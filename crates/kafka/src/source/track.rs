@@ -24,6 +24,9 @@ use super::{
     message::{Origin, Place, Raw},
 };
 
+/// The group has no offset in this partition yet: any is further.
+const NEVER: i64 = -1;
+
 /// The hash of a key. Two keys that collide wait for each other, which costs nothing else.
 type Key = u64;
 
@@ -78,15 +81,29 @@ impl Partition {
         }
     }
 
-    /// It no longer holds back others of its key.
+    /// It no longer holds back others of its key; another one that failed may.
     fn unblock(&mut self, key: Key, offset: i64) {
         let Some(blockers) = self.blockers.get_mut(&key) else { return };
         blockers.remove(&offset);
-        if blockers.is_empty() {
+        let first = blockers.first().copied();
+        if first.is_none() {
             self.blockers.remove(&key);
-            self.ready.append(&mut self.behind.remove(&key).unwrap_or_default());
+        }
+        if let Some(behind) = self.behind.get_mut(&key) {
+            let still = first.map(|first| behind.split_off(&(first + 1))).unwrap_or_default();
+            self.ready.append(behind);
+            *behind = still;
+            if behind.is_empty() {
+                self.behind.remove(&key);
+            }
         }
     }
+}
+
+#[derive(Clone, Copy)]
+struct Lost {
+    committed: i64,
+    offset: i64,
 }
 
 struct Out {
@@ -135,6 +152,8 @@ pub(super) struct Track {
     config: Arc<KafkaSourceConfig>,
     topics: Vec<Arc<str>>,
     partitions: BTreeMap<Place, Partition>,
+    /// How far this process had settled partitions that it lost, and from which committed offset.
+    lost: HashMap<Place, Lost>,
     in_flight: HashMap<Position, Out>,
     fresh: Buffer,
     retries: Buffer,
@@ -155,6 +174,7 @@ impl Track {
             config,
             topics: Vec::new(),
             partitions: BTreeMap::new(),
+            lost: HashMap::new(),
             in_flight: HashMap::new(),
             fresh: Buffer::default(),
             retries: Buffer::default(),
@@ -167,9 +187,24 @@ impl Track {
         }
     }
 
-    /// Takes up a partition, from its committed offset, or, if it is new to the group, from one that is to be committed.
-    pub(super) fn assign(&mut self, place: &Place, offset: i64, is_new: bool, ownership: Ownership) {
+    /// Where a partition goes on that is committed at this offset: there, or, if this process had it before and has
+    /// settled more of it than it could commit, behind that. Those events are done, whoever had the partition since.
+    /// An offset that has gone back meanwhile was set by somebody who wants them again.
+    pub(super) fn resume_at(&self, place: &Place, committed: i64) -> i64 {
+        let lost = self.lost.get(place).filter(|lost| committed >= lost.committed);
+        lost.map_or(committed, |lost| lost.offset.max(committed))
+    }
+
+    /// Takes up a partition at this offset. `committed` is what the broker has, or none for a group that is new there.
+    pub(super) fn assign(
+        &mut self,
+        place: &Place,
+        offset: i64,
+        committed: Option<i64>,
+        ownership: Ownership,
+    ) {
         self.drop_partition(place);
+        self.lost.remove(place);
         self.next_load += 1;
         let partition = Partition {
             load: self.next_load,
@@ -179,7 +214,7 @@ impl Track {
             is_paused: false,
             is_too_far: false,
             next_offset: offset,
-            committed: if is_new { -1 } else { offset },
+            committed: committed.unwrap_or(NEVER),
             open: BTreeMap::new(),
             ready: BTreeSet::new(),
             out: BTreeSet::new(),
@@ -213,6 +248,10 @@ impl Track {
     pub(super) fn drop_partition(&mut self, place: &Place) {
         let Some(partition) = self.partitions.remove(place) else { return };
         partition.ownership.lose();
+        if partition.offset() > partition.committed && partition.committed != NEVER {
+            let lost = Lost { committed: partition.committed, offset: partition.offset() };
+            self.lost.insert(place.clone(), lost);
+        }
         let buffer = if partition.is_retry { &mut self.retries } else { &mut self.fresh };
         for open in partition.open.values() {
             buffer.remove(open.size);
@@ -470,11 +509,9 @@ impl Track {
         }
     }
 
-    /// What is left of a partition that is ours and ends at `end`; none for others.
-    pub(super) fn backlog(&self, place: &Place, end: i64) -> Option<u64> {
-        let partition = self.partitions.get(place)?;
-        let unread = u64::try_from(end - partition.next_offset).unwrap_or(0);
-        Some(partition.open.len() as u64 + unread)
+    /// How many events of a partition are not settled, and where it is read next; none if it is not ours.
+    pub(super) fn standing(&self, place: &Place) -> Option<(usize, i64)> {
+        self.partitions.get(place).map(|partition| (partition.open.len(), partition.next_offset))
     }
 
     /// Where each partition is read next.
@@ -526,3 +563,7 @@ fn time_until(due_ms: i64) -> Option<Duration> {
     let due = UNIX_EPOCH + Duration::from_millis(u64::try_from(due_ms).ok()?);
     due.duration_since(SystemTime::now()).ok()
 }
+
+#[cfg(test)]
+#[path = "track_tests.rs"]
+mod tests;

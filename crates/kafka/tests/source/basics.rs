@@ -5,6 +5,7 @@ use std::time::Duration;
 use airtight_core::{CancellationToken, Policy, Relay, Source, Verdict};
 use airtight_kafka::{KafkaSource, Start};
 use airtight_testkit::wait::eventually;
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 
 use crate::support::*;
 
@@ -243,4 +244,36 @@ async fn the_relay_keeps_order_while_handlers_fail() {
     for (key, seqs) in log.first_sights() {
         assert!(seqs.is_sorted(), "{key}: {seqs:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_sees_the_end_of_a_topic_that_is_written_in_transactions() {
+    let name = "a_drain_sees_the_end_of_a_topic_that_is_written_in_transactions";
+    let Some(brokers) = cluster(name) else { return };
+    let topic = topic(&brokers, "transactional", 2).await;
+    let mut settings = client(&brokers);
+    let producer: FutureProducer = settings.set("transactional.id", &topic).create().unwrap();
+    let producing = producer.clone();
+    let begun = tokio::task::spawn_blocking(move || producing.init_transactions(PATIENCE));
+    begun.await.unwrap().unwrap();
+    for commit in [true, false] {
+        producer.begin_transaction().unwrap();
+        for partition in 0..2 {
+            let record = FutureRecord::to(&topic).partition(partition).key("k").payload("1");
+            producer.send(record, PATIENCE).await.unwrap();
+        }
+        let producing = producer.clone();
+        let end = move || match commit {
+            true => producing.commit_transaction(PATIENCE),
+            false => producing.abort_transaction(PATIENCE),
+        };
+        tokio::task::spawn_blocking(end).await.unwrap().unwrap();
+    }
+    let mut config = config(&brokers, &topic);
+    config.format = airtight_core::Format::Raw;
+    let log = Log::default();
+    let relay = Relay::new(KafkaSource::new(config).unwrap(), noting(&log, Duration::ZERO));
+    // Behind the last message stand markers, so that offsets alone would promise more for ever.
+    let drained = tokio::time::timeout(PATIENCE, relay.drain(CancellationToken::new())).await;
+    assert_eq!(drained.expect("it does not end").unwrap().delivered, 2);
 }

@@ -85,10 +85,10 @@ async fn a_message_that_is_no_event_is_put_aside_and_the_rest_goes_on() {
     publish(&brokers, &topic, [(1, "a".to_owned())]).await;
     write(&brokers, &topic, b"a", b"\xff\xfe no JSON").await;
     write(&brokers, &topic, b"\xc3\x28", b"{}").await;
-    // rdkafka cannot read this one's headers at all.
     let producer: FutureProducer = client(&brokers).create().unwrap();
-    let odd = OwnedHeaders::new().insert(Header { key: "fine", value: Some("x") });
-    producer.send(FutureRecord::to(&topic).key("a").payload("null").headers(odd), PATIENCE).await.unwrap();
+    let headers = OwnedHeaders::new().insert(Header { key: "fine", value: Some("x") });
+    let no_object = FutureRecord::to(&topic).key("a").payload("null").headers(headers);
+    producer.send(no_object, PATIENCE).await.unwrap();
     publish(&brokers, &topic, [(2, "a".to_owned())]).await;
     let log = Log::default();
     let relay = Relay::new(KafkaSource::new(config(&brokers, &topic)).unwrap(), noting(&log, Duration::ZERO));

@@ -136,9 +136,13 @@ fn member(url: &str, file: &std::path::Path) -> Child {
         .unwrap()
 }
 
+fn signal(name: &str, child: &Child) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
 fn ask_to_end(child: &Child) {
-    let asked = Command::new("kill").arg(child.id().to_string()).status().unwrap();
-    assert!(asked.success());
+    signal("TERM", child);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -209,4 +213,49 @@ async fn members_come_go_and_are_killed_and_no_event_is_lost_or_out_of_order() {
     }
     assert_eq!(known.len(), events, "events are missing");
     println!("{total} handled, {} of them repeats", total - events);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_sleeps_past_its_session_loses_nothing_and_takes_nothing_back() {
+    let name = "a_member_that_sleeps_past_its_session_loses_nothing_and_takes_nothing_back";
+    let Some(brokers) = cluster(name) else { return };
+    let topic = topic(&brokers, "sleeper", 2).await;
+    let group = format!("sleeper.{topic}");
+    let url = format!(
+        "kafka://{brokers}/{topic}?group={group}&commit_interval=100ms&session.timeout.ms=6000&heartbeat.interval.ms=500"
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("seen");
+    std::fs::write(&file, "").unwrap();
+    let seen = || {
+        let text = std::fs::read_to_string(&file).unwrap();
+        text.lines().map(str::to_owned).collect::<std::collections::HashSet<_>>().len()
+    };
+    publish(&brokers, &topic, (1..=2_000).map(|seq| (seq, format!("k{}", seq % 20)))).await;
+    let mut sleeper = member(&url, &file);
+    eventually(PATIENCE, "its first events", async || seen() >= 100).await;
+    signal("STOP", &sleeper);
+    let mut other = member(&url, &file);
+    eventually(PATIENCE, "the other to take over", async || seen() == 2_000).await;
+    publish(&brokers, &topic, (2_001..=3_000).map(|seq| (seq, format!("k{}", seq % 20)))).await;
+    eventually(PATIENCE, "the other to go on", async || seen() == 3_000).await;
+    let both = async || {
+        let (one, two) =
+            (committed(&brokers, &group, &topic, 0).await, committed(&brokers, &group, &topic, 1).await);
+        one.unwrap_or(0) + two.unwrap_or(0)
+    };
+    eventually(PATIENCE, "the other's commit", async || both().await == 3_000).await;
+    signal("CONT", &sleeper);
+    publish(&brokers, &topic, (3_001..=4_000).map(|seq| (seq, format!("k{}", seq % 20)))).await;
+    // It never moves an offset back, whatever it still had in mind.
+    eventually(PATIENCE, "all events", async || {
+        assert!(both().await >= 3_000, "an offset has gone back");
+        seen() == 4_000
+    })
+    .await;
+    for child in [&mut sleeper, &mut other] {
+        ask_to_end(child);
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(both().await, 4_000);
 }
