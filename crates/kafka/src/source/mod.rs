@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `config` | what can be set |
 //! | `message` | a message as it was read |
+//! | `partition` | one partition, and which of its events are where |
 //! | `track` | what is read, handed out, waiting and settled; no I/O |
 //! | `poller` | the thread that polls, rebalances and commits |
 //! | `backlog` | what is left, for the whole group |
@@ -13,6 +14,7 @@ mod backlog;
 mod config;
 mod letters;
 mod message;
+mod partition;
 mod poller;
 mod track;
 

@@ -8,7 +8,7 @@
 //! `load`: what was handed out under a former one is no longer ours, even if the partition has come back.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher, RandomState},
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -22,83 +22,8 @@ use airtight_core::{
 use super::{
     KafkaSourceConfig, Retry,
     message::{Origin, Place, Raw},
+    partition::{Buffer, NEVER, Open, Partition},
 };
-
-/// The group has no offset in this partition yet: any is further.
-const NEVER: i64 = -1;
-
-/// The hash of a key. Two keys that collide wait for each other, which costs nothing else.
-type Key = u64;
-
-/// An event that is not settled.
-struct Open {
-    raw: Arc<Raw>,
-    origin: Origin,
-    size: usize,
-    /// Attempts that failed.
-    attempts: u32,
-    /// Known once it was decoded.
-    key: Option<Key>,
-    /// It was written to the topic that its verdict sends it to.
-    is_sent: bool,
-}
-
-struct Partition {
-    load: u64,
-    ownership: Ownership,
-    is_retry: bool,
-    /// It goes to another member: nothing more is handed out.
-    is_leaving: bool,
-    is_paused: bool,
-    /// Read too far past its first unsettled event; until half of that is settled.
-    is_too_far: bool,
-    /// Behind the last message that was read.
-    next_offset: i64,
-    committed: i64,
-    open: BTreeMap<i64, Open>,
-    ready: BTreeSet<i64>,
-    out: BTreeSet<i64>,
-    waiting: BTreeSet<(Instant, i64)>,
-    /// Events that failed and are not finished, by key: they hold back what comes later.
-    blockers: HashMap<Key, BTreeSet<i64>>,
-    behind: HashMap<Key, BTreeSet<i64>>,
-}
-
-impl Partition {
-    fn offset(&self) -> i64 {
-        self.open.first_key_value().map_or(self.next_offset, |(offset, _)| *offset)
-    }
-
-    fn is_blocked(&self, key: Key, offset: i64) -> bool {
-        self.blockers.get(&key).and_then(BTreeSet::first).is_some_and(|first| *first < offset)
-    }
-
-    /// What is due becomes ready.
-    fn wake(&mut self, now: Instant) {
-        while let Some((due, offset)) = self.waiting.first().copied().filter(|(due, _)| *due <= now) {
-            self.waiting.remove(&(due, offset));
-            self.ready.insert(offset);
-        }
-    }
-
-    /// It no longer holds back others of its key; another one that failed may.
-    fn unblock(&mut self, key: Key, offset: i64) {
-        let Some(blockers) = self.blockers.get_mut(&key) else { return };
-        blockers.remove(&offset);
-        let first = blockers.first().copied();
-        if first.is_none() {
-            self.blockers.remove(&key);
-        }
-        if let Some(behind) = self.behind.get_mut(&key) {
-            let still = first.map(|first| behind.split_off(&(first + 1))).unwrap_or_default();
-            self.ready.append(behind);
-            *behind = still;
-            if behind.is_empty() {
-                self.behind.remove(&key);
-            }
-        }
-    }
-}
 
 #[derive(Clone, Copy)]
 struct Lost {
@@ -110,32 +35,6 @@ struct Out {
     place: Place,
     load: u64,
     offset: i64,
-}
-
-/// How much is held, and whether that is too much; until half of it is gone.
-#[derive(Debug, Clone, Copy, Default)]
-struct Buffer {
-    events: usize,
-    bytes: usize,
-    is_full: bool,
-}
-
-impl Buffer {
-    fn add(&mut self, size: usize) {
-        self.events += 1;
-        self.bytes += size;
-    }
-
-    fn remove(&mut self, size: usize) {
-        self.events -= 1;
-        self.bytes -= size;
-    }
-
-    fn judge(&mut self, max_events: usize, max_bytes: usize) -> bool {
-        let share = if self.is_full { 2 } else { 1 };
-        self.is_full = self.events >= (max_events / share).max(1) || self.bytes >= (max_bytes / share).max(1);
-        self.is_full
-    }
 }
 
 /// A message that is to be written to another topic before its event counts as settled.
@@ -206,22 +105,8 @@ impl Track {
         self.drop_partition(place);
         self.lost.remove(place);
         self.next_load += 1;
-        let partition = Partition {
-            load: self.next_load,
-            ownership,
-            is_retry: self.config.retry_topic() == Some(&place.topic),
-            is_leaving: false,
-            is_paused: false,
-            is_too_far: false,
-            next_offset: offset,
-            committed: committed.unwrap_or(NEVER),
-            open: BTreeMap::new(),
-            ready: BTreeSet::new(),
-            out: BTreeSet::new(),
-            waiting: BTreeSet::new(),
-            blockers: HashMap::new(),
-            behind: HashMap::new(),
-        };
+        let is_retry = self.config.retry_topic() == Some(&place.topic);
+        let partition = Partition::new(self.next_load, is_retry, offset, committed, ownership);
         self.partitions.insert(place.clone(), partition);
     }
 

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use airtight_core::{Format, settings::bad};
 use bytes::Bytes;
 use proptest::prelude::*;
