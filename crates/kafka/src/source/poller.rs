@@ -142,7 +142,10 @@ impl ConsumerContext for Context {
         let done = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
             tracing::info!(target: "airtight::kafka", group = self.0.config.group, "takes up {}", names(&places));
             self.0.take_up(consumer, list);
-            if is_incremental { consumer.incremental_assign(list) } else { consumer.assign(list) }
+            let assigned =
+                if is_incremental { consumer.incremental_assign(list) } else { consumer.assign(list) };
+            // librdkafka remembers that a partition was paused when it went, and would leave it so.
+            assigned.and_then(|()| consumer.resume(list))
         } else {
             tracing::info!(target: "airtight::kafka", group = self.0.config.group, "gives up {}", names(&places));
             self.0.give_up(consumer, &places);
@@ -240,7 +243,8 @@ impl Shared {
     /// more what is committed already.
     fn is_member(&self, consumer: &KafkaConsumer) -> bool {
         let offsets = self.track().offsets();
-        to_list(&offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync)).is_ok()
+        offsets.is_empty()
+            || to_list(&offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync)).is_ok()
     }
 
     /// Commits what was settled. Returns false if it is worth another try.

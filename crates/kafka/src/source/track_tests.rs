@@ -67,6 +67,8 @@ fn what_was_settled_and_not_committed_is_remembered_when_the_partition_comes_bac
     let offset = track.resume_at(&place(), 10);
     track.assign(&place(), offset, Some(10), Ownership::forever());
     assert_eq!(track.to_commit(None), [(place(), 14)], "to be committed at the first chance");
+    // What was handed out in the partition's former life is not ours to settle in this one.
+    assert_eq!(settle(&mut track, &out[5], Verdict::Delivered, now), Settled { applied: 0, fenced: 1 });
     track.admit(raw(14, "k"), now);
     assert_eq!(all(&mut track, now).len(), 1);
 }

@@ -155,8 +155,11 @@ async fn a_group_that_starts_latest_misses_nothing_from_then_on() {
     publish(&brokers, &topic, numbered(3)).await;
     let mut config = config(&brokers, &topic);
     config.start = Start::Latest;
+    // Not by the way: the place is committed when it is taken.
+    config.commit_interval = Duration::from_secs(600);
     let source = open(config.clone()).await;
     eventually(PATIENCE, "the partition", async || !source.owned_partitions().is_empty()).await;
+    assert_eq!(committed(&brokers, &config.group, &topic, 0).await, Some(3));
     // It goes before it has seen a message. What is written meanwhile belongs to the group all the same.
     source.close().await.unwrap();
     publish(&brokers, &topic, [(4, "k".to_owned())]).await;

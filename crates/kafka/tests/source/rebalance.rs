@@ -89,6 +89,36 @@ async fn a_partition_that_comes_back_begins_at_its_committed_offset() {
     first.close().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_was_full_when_it_went_is_read_on_when_it_comes_back() {
+    let name = "a_partition_that_was_full_when_it_went_is_read_on_when_it_comes_back";
+    let Some(brokers) = cluster(name) else { return };
+    let topic = topic(&brokers, "full", 2).await;
+    publish(&brokers, &topic, (1..=400).map(|seq| (seq, format!("k{}", seq % 40)))).await;
+    let mut config = config(&brokers, &topic);
+    config.buffer_events = 20;
+    let first = open(config.clone()).await;
+    eventually(PATIENCE, "no more room", async || first.held().0 >= 20).await;
+    let second = open(config).await;
+    share(&[&first, &second], 2).await;
+    // There is room for what comes back, so that it is not paused once more and resumed with the rest.
+    let mut found = std::collections::HashSet::new();
+    let mine = end_of(&brokers, &topic, first.owned_partitions()[0].1).await;
+    while found.len() < mine {
+        let batch = next(&first).await.deliveries;
+        found.extend(seqs(&batch));
+        first.settle(&delivered(&batch)).await.unwrap();
+    }
+    second.close().await.unwrap();
+    eventually(PATIENCE, "both to be back", async || first.owned_partitions().len() == 2).await;
+    while found.len() < 400 {
+        let batch = next(&first).await.deliveries;
+        found.extend(seqs(&batch));
+        first.settle(&delivered(&batch)).await.unwrap();
+    }
+    first.close().await.unwrap();
+}
+
 // --- members as processes of their own ---------------------------------------------------------------
 
 const MEMBER: &str = "AIRTIGHT_TEST_MEMBER";

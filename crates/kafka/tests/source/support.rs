@@ -166,6 +166,16 @@ pub(crate) async fn committed(brokers: &str, group: &str, topic: &str, partition
     asking.await.unwrap()
 }
 
+/// How many messages a partition has.
+pub(crate) async fn end_of(brokers: &str, topic: &str, partition: i32) -> usize {
+    let (config, topic) = (client(brokers), topic.to_owned());
+    let asking = tokio::task::spawn_blocking(move || {
+        let consumer: BaseConsumer = config.create().unwrap();
+        consumer.fetch_watermarks(&topic, partition, PATIENCE).unwrap().1
+    });
+    usize::try_from(asking.await.unwrap()).unwrap()
+}
+
 pub(crate) const LIMITS: Limits = Limits { events: 1_000, bytes: 1 << 20 };
 
 /// The next batch that has something in it.
