@@ -46,6 +46,8 @@ mod documents {
     #[doc = include_str!("../../../docs/adding-a-sink.md")]
     struct AddingASink;
 
+    #[doc = concat!("```no_run\n", include_str!("../../../examples/event_bus.rs"), "\n```")]
+    struct EventBus;
     #[doc = concat!("```\n", include_str!("../../../examples/in_process.rs"), "\n```")]
     struct InProcess;
     #[doc = concat!("```\n", include_str!("../../../examples/log_consumer.rs"), "\n```")]

@@ -19,6 +19,7 @@
 //! | [`inbox`] | which repeated events are the same |
 //! | [`table`] | `TableSpec`: which column of whose table means what |
 //! | [`admin`] | what an operator may ask of a store |
+//! | [`bus`] | one interface for publishing |
 //! | [`dispatch`] | typed in-process handlers as a sink |
 //! | [`envelope`], [`format`] | the JSON envelope, and the five formats of messages |
 //! | [`keyed`] | one event of a key at a time, for sinks |
@@ -28,6 +29,7 @@
 
 pub mod admin;
 pub mod backoff;
+pub mod bus;
 pub mod dispatch;
 pub mod envelope;
 pub mod error;
@@ -50,6 +52,7 @@ pub mod table;
 /// For implementing [`Source`] and [`Sink`].
 pub use async_trait::async_trait;
 pub use backoff::Backoff;
+pub use bus::{EventBus, NonAtomicBus};
 pub use dispatch::Dispatcher;
 pub use error::{Class, Error, Result};
 pub use event::{Event, NewEvent, Op, Payload, Published};

@@ -20,6 +20,7 @@ use rdkafka::{
     client::DefaultClientContext,
     config::{FromClientConfig, FromClientConfigAndContext, RDKafkaLogLevel},
     error::{KafkaError, RDKafkaErrorCode as Code},
+    message::ToBytes,
     producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer},
 };
 use tokio::sync::Notify;
@@ -155,9 +156,9 @@ pub(crate) struct Producer {
 
 impl Producer {
     /// Hands a message over; its report comes to `reports` under the index `at`.
-    pub(crate) fn send(
+    pub(crate) fn send<K: ToBytes + ?Sized>(
         &self,
-        record: BaseRecord<'_, str, [u8], ()>,
+        record: BaseRecord<'_, K, [u8], ()>,
         reports: &Arc<Reports>,
         at: usize,
     ) -> std::result::Result<(), Code> {

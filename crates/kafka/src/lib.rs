@@ -43,13 +43,17 @@
 //!
 //! librdkafka retries what may pass by itself, in order, for as long as the call lasts.
 
+mod bus;
 mod client;
 mod config;
 mod encode;
 mod errors;
 mod sink;
+mod source;
 
 pub use self::{
+    bus::NonAtomicKafkaBus,
     config::{KafkaConfig, KafkaConnection, Sasl},
     sink::KafkaSink,
+    source::{KafkaSource, KafkaSourceConfig, Retry, Start},
 };

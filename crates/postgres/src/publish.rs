@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 
 use airtight_core::{
-    Error, NewEvent, Payload, Published, Result,
+    Error, EventBus, NewEvent, Payload, Published, Result,
     table::{Shape, quote},
 };
+use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
@@ -105,6 +106,14 @@ impl PgOutbox {
              SELECT o.id, o.seq, false FROM {outbox} o WHERE o.id = ANY($1) \
                AND NOT EXISTS (SELECT FROM new WHERE new.id = o.id)"
         )
+    }
+}
+
+/// Atomic: the event is part of the transaction that the connection is in.
+#[async_trait]
+impl EventBus<PgConnection> for PgOutbox {
+    async fn publish(&self, tx: &mut PgConnection, event: &NewEvent) -> Result<Published> {
+        self.publish(tx, event).await
     }
 }
 

@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 
 use airtight_core::{
-    Error, NewEvent, Payload, Published, Result,
+    Error, EventBus, NewEvent, Payload, Published, Result,
     table::{Count, Field, PayloadKind, literal, quote},
 };
+use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -33,6 +34,14 @@ pub(crate) fn hash_of(key: &[u8]) -> i64 {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     (hash % HASH_SPACE).cast_signed()
+}
+
+/// Atomic: the event is part of the transaction that the connection is in.
+#[async_trait]
+impl EventBus<SqliteConnection> for SqliteOutbox {
+    async fn publish(&self, tx: &mut SqliteConnection, event: &NewEvent) -> Result<Published> {
+        self.publish(tx, event).await
+    }
 }
 
 impl SqliteOutbox {

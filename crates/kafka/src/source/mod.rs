@@ -1,0 +1,258 @@
+//! Kafka as a source: a member of a consumer group, whose offsets follow what was settled.
+//!
+//! | file | what lives there |
+//! | --- | --- |
+//! | `config` | what can be set |
+//! | `message` | a message as it was read |
+//! | `partition` | one partition, and which of its events are where |
+//! | `track` | what is read, handed out, waiting and settled; no I/O |
+//! | `poller` | the thread that polls, rebalances and commits |
+//! | `backlog` | what is left, for the whole group |
+//! | `letters` | writing to the dead-letter and retry topics |
+
+mod backlog;
+mod config;
+mod letters;
+mod message;
+mod partition;
+mod poller;
+mod track;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use airtight_core::{Backlog, Batch, Class, Error, Limits, Result, Settlement, Source, source::Settled};
+use async_trait::async_trait;
+use rdkafka::{
+    config::FromClientConfigAndContext,
+    consumer::{BaseConsumer, Consumer},
+    error::RDKafkaErrorCode as Code,
+};
+use tokio::sync::oneshot;
+
+pub use self::config::{KafkaSourceConfig, Retry, Start};
+use self::{
+    letters::Letters,
+    poller::{Context, KafkaConsumer, Shared},
+};
+use crate::{config::refused, errors};
+
+/// Reads topics as a member of a consumer group, for any handler: `Relay::new(source, dispatcher)`.
+///
+/// ```no_run
+/// # async fn example(dispatcher: airtight_core::Dispatcher) -> airtight_core::Result<()> {
+/// use airtight_core::{CancellationToken, Relay};
+/// use airtight_kafka::{KafkaSource, KafkaSourceConfig};
+///
+/// let config = KafkaSourceConfig::from_url("kafka://localhost:9092/shop.orders?group=billing")?;
+/// Relay::new(KafkaSource::new(config)?, dispatcher).run(CancellationToken::new()).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # What is promised
+///
+/// - **At least once.** An offset is committed only past events that are settled, all before it included. What was
+///   settled within the last `commit_interval` comes again after a crash; an inbox makes that harmless.
+/// - **Order per key**, within a partition, as long as events are retried in place.
+/// - **Nothing is skipped.** What cannot be handled or decoded goes to the dead-letter topic with its key, value and
+///   headers, and counts as settled when Kafka has acknowledged it. Without such a topic the source halts. Messages
+///   that retention took before they were read are an error.
+/// - **Rebalances lose nothing.** A partition that goes to another member is waited for and committed first; what is
+///   settled too late is refused (`fenced`) and handled again by its new owner.
+///
+/// A key stays blocked behind a dead event nowhere: [`airtight_core::Policy::block_on_dead`] has no meaning here.
+pub struct KafkaSource {
+    shared: Arc<Shared>,
+    letters: Letters,
+    member: Mutex<Option<Member>>,
+}
+
+struct Member {
+    consumer: std::sync::Weak<KafkaConsumer>,
+    ended: Option<oneshot::Receiver<()>>,
+}
+
+impl KafkaSource {
+    /// Checks the config, and nothing on the network. A permanent error names the key that is wrong.
+    pub fn new(config: KafkaSourceConfig) -> Result<Self> {
+        config.consumer_config()?;
+        let config = Arc::new(config);
+        Ok(Self {
+            letters: Letters::new(config.clone())?,
+            shared: Arc::new(Shared::new(config)),
+            member: Mutex::default(),
+        })
+    }
+
+    /// The partitions owned right now, as topic and number; for tests and status.
+    pub fn owned_partitions(&self) -> Vec<(String, i32)> {
+        let places = self.shared.track().places();
+        places.into_iter().map(|place| (place.topic.to_string(), place.partition)).collect()
+    }
+
+    /// Events and bytes in memory; for tests and status.
+    pub fn held(&self) -> (usize, usize) {
+        self.shared.track().held()
+    }
+
+    fn member(&self) -> std::sync::MutexGuard<'_, Option<Member>> {
+        self.member.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for KafkaSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSource").field("config", &self.shared.config).finish_non_exhaustive()
+    }
+}
+
+impl Drop for KafkaSource {
+    /// Without `close`, the thread still commits what was settled and leaves.
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+#[async_trait]
+impl Source for KafkaSource {
+    async fn open(&self) -> Result<()> {
+        if self.member().is_some() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let consumer = blocking(move || connect(&shared)).await.map_err(may_pass)?;
+        self.letters.open().await.map_err(may_pass)?;
+        consumer
+            .subscribe(&self.shared.config.subscription())
+            .map_err(|error| Error::retryable("kafka", format!("cannot subscribe: {error}")))?;
+        let (tell, ended) = oneshot::channel();
+        let consumer = Arc::new(consumer);
+        *self.member() = Some(Member { consumer: Arc::downgrade(&consumer), ended: Some(ended) });
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("airtight-kafka".into()).spawn(move || {
+            poller::run(&shared, consumer);
+            // Nobody waits for it where the source was dropped.
+            let _ = tell.send(());
+        });
+        thread
+            .map(drop)
+            .map_err(|error| Error::retryable("thread", format!("no thread to poll Kafka: {error}")))
+    }
+
+    async fn next(&self, limits: Limits) -> Result<Batch> {
+        let mut track = self.shared.track();
+        if let Some(error) = track.failed.clone() {
+            return Err(error);
+        }
+        let batch = track.next(limits, Instant::now());
+        match track.trouble.take() {
+            Some(error) if batch.is_empty() => Err(error),
+            _ => Ok(batch),
+        }
+    }
+
+    async fn wait(&self, at_most: Duration) {
+        let due = self.shared.track().next_due();
+        let until_due = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let wait = until_due.map_or(at_most, |until_due| until_due.min(at_most));
+        // In time or not, the next look is the truth.
+        let _ = tokio::time::timeout(wait, self.shared.news.notified()).await;
+    }
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Settled> {
+        let letters = self.shared.track().letters(settlements);
+        if !letters.is_empty() {
+            let (written, sent) = self.letters.send(&letters).await;
+            self.shared.track().sent(&written);
+            sent?;
+        }
+        let settled = self.shared.track().settle(settlements, Instant::now());
+        self.shared.tell_settled();
+        Ok(settled)
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        let consumer = self.member().as_ref().and_then(|member| member.consumer.upgrade());
+        let consumer = consumer.ok_or_else(|| Error::retryable("closed", "the source is not open"))?;
+        let shared = self.shared.clone();
+        let unfinished = blocking(move || {
+            backlog::unfinished(&shared, &consumer).map_err(|error| {
+                tracing::debug!(target: "airtight::kafka", %error, "no backlog");
+                may_pass(shared.away())
+            })
+        });
+        Ok(Backlog { unfinished: unfinished.await?, blocked: 0 })
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.shared.stop();
+        let ended = self.member().as_mut().and_then(|member| member.ended.take());
+        if let Some(ended) = ended {
+            // An error is a thread that has ended in a panic, which was reported.
+            let _ = ended.await;
+        }
+        self.letters.close();
+        Ok(())
+    }
+}
+
+/// A consumer of a cluster that answers, and that has the topics.
+fn connect(shared: &Arc<Shared>) -> Result<KafkaConsumer> {
+    let config = &shared.config;
+    let settings = config.consumer_config()?;
+    let consumer: KafkaConsumer = BaseConsumer::from_config_and_context(&settings, Context(shared.clone()))
+        .map_err(|error| refused(&error))?;
+    for topic in &config.topics {
+        let Ok(metadata) = consumer.fetch_metadata(Some(topic), config.connection.connect_timeout) else {
+            // What librdkafka has to say of it comes with a poll.
+            drop(consumer.poll(Duration::from_millis(50)));
+            return Err(shared.away());
+        };
+        let found = metadata.topics().iter().find(|found| found.name() == topic);
+        let code = match found {
+            Some(found) => found.error().map(Code::from),
+            None => Some(Code::UnknownTopicOrPartition),
+        };
+        if let Some(code) = code {
+            return Err(no_topic(&config.connection.brokers, topic, code));
+        }
+    }
+    Ok(consumer)
+}
+
+fn no_topic(brokers: &str, topic: &str, code: Code) -> Error {
+    match code {
+        Code::TopicAuthorizationFailed => Error::unavailable(
+            "rights",
+            format!(
+                "Kafka at {brokers} does not let this user read from topic `{topic}`: grant Read and Describe on it"
+            ),
+        ),
+        Code::UnknownTopicOrPartition | Code::UnknownTopic => Error::retryable(
+            "no_topic",
+            format!(
+                "topic `{topic}` does not exist at {brokers}: create it, or see whether the name is right"
+            ),
+        ),
+        code => errors::topic(brokers, topic, code),
+    }
+}
+
+/// A cluster that is away, or a topic that is missing, may come; wrong credentials do not mend themselves.
+fn may_pass(error: Error) -> Error {
+    match (error.class(), error.code()) {
+        (Class::Unavailable, "credentials" | "rights" | "tls" | "not_kafka") => error,
+        (Class::Unavailable, code) => Error::retryable(code.to_owned(), error.message()),
+        _ => error,
+    }
+}
+
+/// librdkafka's calls that wait.
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(call)
+        .await
+        .unwrap_or_else(|_| Err(Error::retryable("shutdown", "the runtime is shutting down")))
+}

@@ -1,0 +1,450 @@
+//! The thread that everything happens on that concerns the consumer: polling, rebalances, commits, leaving.
+//!
+//! One thread for all of it is what keeps offsets safe. librdkafka calls back for a rebalance from inside `poll`, and
+//! the group goes on only after the callback has returned; commits are made on this thread too, and awaited. So no
+//! commit is under way while partitions change hands, and each one goes out as the member and generation that owns
+//! what it is about. A broker that has meanwhile given the partitions to others knows neither, and refuses it.
+//!
+//! It polls all the time, also when there is no room: partitions are paused then. So a slow handler never costs the
+//! membership.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use airtight_core::{Error, Ownership};
+use rdkafka::{
+    ClientContext, Offset, TopicPartitionList,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol},
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code},
+    types::RDKafkaRespErr,
+};
+use tokio::sync::Notify;
+
+use super::{
+    KafkaSourceConfig, Start,
+    message::{Place, Raw},
+    track::Track,
+};
+use crate::errors;
+
+/// How long one poll waits; also how soon a stop, a commit or a resume is noticed.
+const POLL: Duration = Duration::from_millis(50);
+/// So many messages between two looks at everything else.
+const BURST: usize = 100;
+/// How long one question to the broker may take.
+const ASK: Duration = Duration::from_secs(5);
+/// Between two tries of something that failed.
+const AGAIN: Duration = Duration::from_millis(500);
+/// How often a commit is tried before partitions are given away.
+const LAST_COMMITS: usize = 4;
+
+/// What the thread and the source share.
+pub(super) struct Shared {
+    pub(super) config: Arc<KafkaSourceConfig>,
+    track: Mutex<Track>,
+    /// Something was settled.
+    settled: Condvar,
+    /// There may be something to hand out.
+    pub(super) news: Notify,
+    stop: AtomicBool,
+    /// What librdkafka has complained of last.
+    complaint: Mutex<Option<(Code, String)>>,
+}
+
+impl Shared {
+    pub(super) fn new(config: Arc<KafkaSourceConfig>) -> Self {
+        Self {
+            track: Mutex::new(Track::new(config.clone())),
+            config,
+            settled: Condvar::new(),
+            news: Notify::new(),
+            stop: AtomicBool::new(false),
+            complaint: Mutex::default(),
+        }
+    }
+
+    pub(super) fn track(&self) -> MutexGuard<'_, Track> {
+        self.track.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells whoever waits for it that something was settled.
+    pub(super) fn tell_settled(&self) {
+        self.settled.notify_all();
+        self.news.notify_one();
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.settled.notify_all();
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Waits, unless it is time to stop.
+    fn pause(&self, wait: Duration) {
+        let until = Instant::now() + wait;
+        let mut track = self.track();
+        while !self.is_stopping() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            track = self.settled.wait_timeout(track, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Why the cluster does not answer, in words.
+    pub(super) fn away(&self) -> Error {
+        let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        errors::away(&self.config.connection.brokers, complaint)
+    }
+}
+
+/// Connects librdkafka's callbacks with what is shared.
+pub(super) struct Context(pub(super) Arc<Shared>);
+
+pub(super) type KafkaConsumer = BaseConsumer<Context>;
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+                tracing::error!(target: "airtight::kafka", facility, "{message}");
+            }
+            _ => tracing::debug!(target: "airtight::kafka", facility, "{message}"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(target: "airtight::kafka", %error, "{reason}");
+        let mut complaint = self.0.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        // That all brokers are down says less than why.
+        if let Some(code) = error.rdkafka_error_code()
+            && (code != Code::AllBrokersDown || complaint.is_none())
+        {
+            *complaint = Some((code, reason.to_owned()));
+        }
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(&self, consumer: &KafkaConsumer, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let places = places(list);
+        let is_incremental = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
+        let done = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "takes up {}", names(&places));
+            self.0.take_up(consumer, list);
+            let assigned =
+                if is_incremental { consumer.incremental_assign(list) } else { consumer.assign(list) };
+            // librdkafka remembers that a partition was paused when it went, and would leave it so.
+            assigned.and_then(|()| consumer.resume(list))
+        } else {
+            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "gives up {}", names(&places));
+            self.0.give_up(consumer, &places);
+            if is_incremental { consumer.incremental_unassign(list) } else { consumer.unassign() }
+        };
+        if let Err(error) = done {
+            // librdkafka refuses it only where the assignment is not its own any more; the group goes on with another.
+            tracing::warn!(target: "airtight::kafka", %error, "the assignment could not be changed");
+            let mut track = self.0.track();
+            places.iter().for_each(|place| track.drop_partition(place));
+        }
+    }
+}
+
+impl Shared {
+    /// Finds out where new partitions go on, and writes that into the list.
+    fn take_up(&self, consumer: &KafkaConsumer, list: &mut TopicPartitionList) {
+        // The group waits for this callback, for as long as `max.poll.interval.ms`: without the offsets there is
+        // nothing to do but to ask again.
+        let begin = loop {
+            match self.positions(consumer, list) {
+                Ok(begin) => break begin,
+                Err(error) if self.is_stopping() || consumer.assignment_lost() => {
+                    tracing::debug!(target: "airtight::kafka", %error, "the offsets are not known, nor needed any more");
+                    // A rebalance takes these away again; until then nothing of them is taken in.
+                    drop(list.set_all_offsets(Offset::End));
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(target: "airtight::kafka", %error, "cannot read the group's offsets yet");
+                    self.track().trouble = Some(self.away().context("cannot read the group's offsets"));
+                    self.news.notify_one();
+                    self.pause(AGAIN);
+                }
+            }
+        };
+        let (now, lease) = (Instant::now(), self.config.session());
+        let mut places = Vec::new();
+        let mut track = self.track();
+        for Begin { place, committed, offset } in begin {
+            let offset = committed.map_or(offset, |committed| track.resume_at(&place, committed));
+            // Fails only for an offset below zero, and none is.
+            drop(list.set_partition_offset(&place.topic, place.partition, Offset::Offset(offset)));
+            track.assign(&place, offset, committed, Ownership::leased(now, lease));
+            places.push(place);
+        }
+        drop(track);
+        // From now on the group has a place, and neither a restart nor another member begins anywhere else. If it does
+        // not work, the next commit does it.
+        self.commit(consumer, Some(&places));
+    }
+
+    /// The committed offsets, or where a group without them begins.
+    fn positions(&self, consumer: &KafkaConsumer, list: &TopicPartitionList) -> KafkaResult<Vec<Begin>> {
+        let mut begin = Vec::with_capacity(list.count());
+        for element in consumer.committed_offsets(list.clone(), ASK)?.elements() {
+            element.error()?;
+            let place = Place::new(element.topic(), element.partition());
+            if let Offset::Offset(offset) = element.offset() {
+                begin.push(Begin { place, committed: Some(offset), offset });
+                continue;
+            }
+            let (first, end) = consumer.fetch_watermarks(&place.topic, place.partition, ASK)?;
+            let is_retry = self.config.retry_topic() == Some(&place.topic);
+            let offset = if self.config.start == Start::Latest && !is_retry { end } else { first };
+            begin.push(Begin { place, committed: None, offset });
+        }
+        Ok(begin)
+    }
+
+    /// Partitions go to others: what is being handled is waited for, then committed, then no longer ours.
+    fn give_up(&self, consumer: &KafkaConsumer, places: &[Place]) {
+        let mut track = self.track();
+        track.leave(places);
+        self.news.notify_one();
+        // Lost, they are somebody else's already, and there is nothing to wait for.
+        if !consumer.assignment_lost() {
+            let wait = |track: &mut Track| track.is_out(places) && !self.is_stopping();
+            let waited = self.settled.wait_timeout_while(track, self.config.handover, wait);
+            drop(waited);
+            for _ in 0..LAST_COMMITS {
+                if self.commit(consumer, Some(places)) {
+                    break;
+                }
+                self.pause(POLL);
+            }
+            track = self.track();
+        }
+        for place in places {
+            track.drop_partition(place);
+        }
+    }
+
+    /// Whether the broker still takes this process for the owner of its partitions. It is asked by committing once
+    /// more what is committed already.
+    fn is_member(&self, consumer: &KafkaConsumer) -> bool {
+        let offsets = self.track().offsets();
+        offsets.is_empty()
+            || to_list(&offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync)).is_ok()
+    }
+
+    /// Commits what was settled. Returns false if it is worth another try.
+    fn commit(&self, consumer: &KafkaConsumer, only: Option<&[Place]>) -> bool {
+        let offsets = self.track().to_commit(only);
+        if offsets.is_empty() {
+            return true;
+        }
+        let committed = to_list(&offsets).and_then(|offsets| consumer.commit(&offsets, CommitMode::Sync));
+        match committed {
+            Ok(()) => {
+                self.track().committed(&offsets);
+                true
+            }
+            // Not a member any more: the rebalance that follows takes the partitions away.
+            Err(KafkaError::ConsumerCommit(
+                code @ (Code::UnknownMemberId
+                | Code::IllegalGeneration
+                | Code::FencedInstanceId
+                | Code::FencedMemberEpoch
+                | Code::StaleMemberEpoch),
+            )) => {
+                tracing::warn!(target: "airtight::kafka", group = self.config.group, %code, "offsets refused: these events come again");
+                true
+            }
+            Err(error) => {
+                tracing::warn!(target: "airtight::kafka", group = self.config.group, %error, "offsets are not committed yet");
+                false
+            }
+        }
+    }
+}
+
+/// Where a partition is taken up.
+struct Begin {
+    place: Place,
+    /// None: the group has no offset there yet.
+    committed: Option<i64>,
+    offset: i64,
+}
+
+/// Runs until it is told to stop. Then, or killed, nothing is lost: what was not committed comes again.
+pub(super) fn run(shared: &Shared, consumer: Arc<KafkaConsumer>) {
+    let mut turn_at = Instant::now();
+    let mut commit_at = turn_at + shared.config.commit_interval;
+    while !shared.is_stopping() {
+        read(shared, &consumer);
+        let now = Instant::now();
+        let lease = shared.config.session();
+        // A process that was asleep for so long may have lost its partitions without knowing: the broker does.
+        if now - turn_at < lease || shared.is_member(&consumer) {
+            shared.track().renew(now, lease);
+            turn_at = now;
+        }
+        if now >= commit_at {
+            let is_done = shared.commit(&consumer, None);
+            let wait = if is_done {
+                shared.config.commit_interval
+            } else {
+                shared.config.commit_interval.max(AGAIN)
+            };
+            commit_at = Instant::now() + wait;
+        }
+        make_room(shared, &consumer);
+    }
+    shared.commit(&consumer, None);
+    // Leaves the group, with a last rebalance.
+    drop(consumer);
+}
+
+/// Takes in what is there, up to a burst.
+fn read(shared: &Shared, consumer: &KafkaConsumer) {
+    let mut wait = POLL;
+    for _ in 0..BURST {
+        // Taken in one by one: the next poll may bring a rebalance, after which a message that was read before it must
+        // not be mistaken for one of the partition's new life.
+        match consumer.poll(wait) {
+            Some(Ok(message)) => {
+                use rdkafka::Message as _;
+                let mut track = shared.track();
+                let place = track.place(message.topic(), message.partition());
+                let has_room = track.admit(Raw::new(&message, place), Instant::now());
+                drop(track);
+                shared.news.notify_one();
+                if !has_room {
+                    return;
+                }
+            }
+            Some(Err(error)) => complain(shared, consumer, &error),
+            None => return,
+        }
+        wait = Duration::ZERO;
+    }
+}
+
+/// Pauses what there is no room for, and resumes what there is.
+fn make_room(shared: &Shared, consumer: &KafkaConsumer) {
+    let (pause, resume) = shared.track().pauses();
+    let changed = |places: &[Place], change: &dyn Fn(&TopicPartitionList) -> KafkaResult<()>| {
+        if places.is_empty() {
+            return;
+        }
+        let mut list = TopicPartitionList::new();
+        for place in places {
+            list.add_partition(&place.topic, place.partition);
+        }
+        if let Err(error) = change(&list) {
+            tracing::warn!(target: "airtight::kafka", %error, "partitions could not be paused or resumed");
+        }
+    };
+    changed(&pause, &|list| consumer.pause(list));
+    changed(&resume, &|list| consumer.resume(list));
+}
+
+fn complain(shared: &Shared, consumer: &KafkaConsumer, error: &KafkaError) {
+    let code = error.rdkafka_error_code().unwrap_or(Code::Fail);
+    let brokers = &shared.config.connection.brokers;
+    let group = &shared.config.group;
+    match code {
+        Code::AutoOffsetReset | Code::OffsetOutOfRange | Code::LogTruncation => {
+            let gone = gone(shared, consumer);
+            shared.track().failed.get_or_insert(gone);
+        }
+        _ if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
+            let fatal = Error::permanent(
+                "kafka",
+                format!("Kafka has ended the membership in group `{group}`: {error}"),
+            );
+            shared.track().failed.get_or_insert(fatal);
+        }
+        // The rebalance that follows says it all.
+        Code::PollExceeded => {
+            tracing::warn!(target: "airtight::kafka", "this process slept past `max.poll.interval.ms`");
+        }
+        Code::GroupAuthorizationFailed => {
+            let message = format!(
+                "Kafka at {brokers} does not let this user read as group `{group}`: grant Read on it"
+            );
+            shared.track().trouble = Some(Error::unavailable("rights", message));
+        }
+        Code::TopicAuthorizationFailed => {
+            let topics = shared.config.subscription().join("`, `");
+            let message = format!(
+                "Kafka at {brokers} does not let this user read from `{topics}`: grant Read and Describe"
+            );
+            shared.track().trouble = Some(Error::unavailable("rights", message));
+        }
+        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
+            let topics = shared.config.subscription().join("`, `");
+            let message = format!("one of the topics `{topics}` does not exist at {brokers} any more");
+            shared.track().trouble = Some(Error::retryable("no_topic", message));
+        }
+        _ => {
+            let away = shared.away();
+            shared.track().trouble = Some(away);
+        }
+    }
+    shared.news.notify_one();
+}
+
+/// The error of a place that is no longer there, with the place.
+fn gone(shared: &Shared, consumer: &KafkaConsumer) -> Error {
+    let group = &shared.config.group;
+    let positions = shared.track().positions();
+    let mut lost = Vec::new();
+    for (Place { topic, partition }, offset) in positions {
+        match consumer.fetch_watermarks(&topic, partition, ASK) {
+            Ok((first, _)) if offset < first => lost.push(format!(
+                "{topic}/{partition} stands at offset {offset}, and the oldest message is {first}: {} are gone",
+                first - offset
+            )),
+            Ok((_, end)) if offset > end => lost.push(format!(
+                "{topic}/{partition} stands at offset {offset}, and the topic ends at {end}: was it created anew?"
+            )),
+            _ => {}
+        }
+    }
+    let what = if lost.is_empty() { "it cannot be told which".to_owned() } else { lost.join("; ") };
+    Error::permanent(
+        "offset_gone",
+        format!(
+            "messages that group `{group}` has not read are gone, most likely by the topic's retention: {what}. Nothing is skipped by itself: see what is missing, then move the group (kafka-consumer-groups --group {group} --reset-offsets --to-earliest --execute --topic …) and start again"
+        ),
+    )
+}
+
+fn places(list: &TopicPartitionList) -> Vec<Place> {
+    list.elements().iter().map(|element| Place::new(element.topic(), element.partition())).collect()
+}
+
+fn names(places: &[Place]) -> String {
+    let names: Vec<String> =
+        places.iter().map(|place| format!("{}/{}", place.topic, place.partition)).collect();
+    if names.is_empty() { "nothing".into() } else { names.join(", ") }
+}
+
+fn to_list(offsets: &[(Place, i64)]) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(offsets.len());
+    for (place, offset) in offsets {
+        list.add_partition_offset(&place.topic, place.partition, Offset::Offset(*offset))?;
+    }
+    Ok(list)
+}
