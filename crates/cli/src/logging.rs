@@ -11,13 +11,13 @@ use crate::{
 
 /// Starts logging. `RUST_LOG` decides what is logged; without it, the command and `--verbose` do.
 pub(crate) fn init(args: &LogArgs, command: &Command) {
-    // lapin logs a message that came back, payload and all.
+    // lapin logs a message that came back, payload and all, and both log what their sinks report.
     let default = match command {
-        _ if args.verbose => "info,airtight=debug,lapin=off",
-        Command::Run(_) => "warn,airtight=info,lapin=off",
+        _ if args.verbose => "info,airtight=debug,lapin=off,async_nats=off",
+        Command::Run(_) => "warn,airtight=info,lapin=off,async_nats=off",
         // Its sink fails on purpose, thousands of times.
         Command::Demo(_) => "off",
-        _ => "warn,lapin=off",
+        _ => "warn,lapin=off,async_nats=off",
     };
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.trim().is_empty());
     let filter = EnvFilter::builder().parse_lossy(chosen.as_deref().unwrap_or(default));

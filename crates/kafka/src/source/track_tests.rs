@@ -50,7 +50,9 @@ fn what_was_settled_and_not_committed_is_remembered_when_the_partition_comes_bac
     let now = Instant::now();
     let mut track = track(|_| {});
     assigned(&mut track, 10);
-    (10..20).for_each(|offset| drop(track.admit(raw(offset, "k"), now)));
+    for offset in 10..20 {
+        track.admit(raw(offset, "k"), now);
+    }
     let out = all(&mut track, now);
     for delivery in &out[..4] {
         settle(&mut track, delivery, Verdict::Delivered, now);
