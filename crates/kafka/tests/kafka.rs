@@ -101,7 +101,7 @@ async fn one_message_too_large_dies_alone_and_its_key_waits() {
     let mut firsts: Vec<&str> = Vec::new();
     ids.into_iter().for_each(|id| {
         if !firsts.contains(&id) {
-            firsts.push(id)
+            firsts.push(id);
         }
     });
     assert_eq!(firsts, of_big);
