@@ -15,11 +15,13 @@ use airtight_core::{Class, Format, Op, Payload, Sink, sinks::memory::sample_even
 use airtight_kafka::{KafkaConfig, KafkaSink};
 use airtight_testkit::brokers::process::free_port;
 
-use self::support::{Tail, create_topic, delivery, error, letters, shared, sink, sized, unique};
+use self::support::{
+    Tail, create_topic, delivery, error, letters, shared, shared_or_mock, sink, sized, unique,
+};
 
 #[tokio::test]
 async fn every_format_arrives_with_its_headers() {
-    let Some(brokers) = shared("every_format_arrives_with_its_headers") else { return };
+    let Some(brokers) = shared_or_mock("every_format_arrives_with_its_headers") else { return };
     let mut event = sample_event(7, "acc-1");
     event.headers.insert("traceparent".into(), "00-aa-bb-01".into());
     for format in Format::ALL {
@@ -50,7 +52,7 @@ async fn every_format_arrives_with_its_headers() {
 
 #[tokio::test]
 async fn a_delete_is_a_tombstone_and_an_empty_upsert_is_not() {
-    let Some(brokers) = shared("a_delete_is_a_tombstone_and_an_empty_upsert_is_not") else { return };
+    let Some(brokers) = shared_or_mock("a_delete_is_a_tombstone_and_an_empty_upsert_is_not") else { return };
     let topic = unique("tombstones");
     create_topic(&brokers, &topic, 1, &[("cleanup.policy", "compact")]).await;
     let sink = sink(&format!("kafka://{brokers}/{topic}?format=raw&event_time=true"));
@@ -64,6 +66,24 @@ async fn a_delete_is_a_tombstone_and_an_empty_upsert_is_not() {
     assert_eq!(seen[0].body.as_deref(), Some(&b""[..]));
     assert_eq!((seen[1].body.as_deref(), seen[1].header("payload")), (None, Some(r#"{"n":2}"#)));
     assert_eq!(seen[2].timestamp, Some(1_769_342_400_000));
+}
+
+#[tokio::test]
+async fn keys_keep_their_order_when_a_batch_holds_many_of_each() {
+    let test = "keys_keep_their_order_when_a_batch_holds_many_of_each";
+    let Some(brokers) = shared_or_mock(test) else { return };
+    let topic = unique("order");
+    create_topic(&brokers, &topic, 3, &[]).await;
+    let sink = sink(&format!("kafka://{brokers}/{topic}?batch.num.messages=7"));
+    let batch: Vec<_> = (1..=500).map(|n| sized(n, &format!("k{}", n % 13), 20)).collect();
+    assert_eq!(letters(&sink.deliver(&batch).await), "d".repeat(500));
+    let seen = Tail::new(&brokers, &topic, 3).at_least(500).await;
+    for key in 0..13 {
+        let key = format!("k{key}");
+        let of_key = seen.iter().filter(|seen| seen.key.as_deref() == Some(key.as_str()));
+        let ids: Vec<&str> = of_key.map(|seen| seen.header("id").unwrap()).collect();
+        assert!(ids.len() >= 38 && ids.is_sorted(), "{key}: {ids:?}");
+    }
 }
 
 #[tokio::test]

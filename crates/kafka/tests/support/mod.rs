@@ -4,8 +4,9 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
+        mpsc::Sender,
     },
     thread::JoinHandle,
     time::Duration,
@@ -38,6 +39,39 @@ pub(crate) fn shared(test: &str) -> Option<String> {
     }
 }
 
+/// The shared broker or, outside of CI, librdkafka's own mock cluster: for what that can do as well.
+pub(crate) fn shared_or_mock(test: &str) -> Option<String> {
+    if ledger::variable("AIRTIGHT_TEST_KAFKA").is_some() || ledger::in_ci() {
+        return shared(test);
+    }
+    ledger::met("kafka-mock", test);
+    Some(mock().brokers.clone())
+}
+
+/// A cluster inside this process.
+struct Mock {
+    brokers: String,
+    topics: Mutex<Sender<(String, i32, Sender<()>)>>,
+}
+
+/// Its handle cannot leave the thread that made it.
+fn mock() -> &'static Mock {
+    static MOCK: OnceLock<Mock> = OnceLock::new();
+    MOCK.get_or_init(|| {
+        let (topics, wanted) = std::sync::mpsc::channel::<(String, i32, Sender<()>)>();
+        let (started, starting) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let cluster = rdkafka::mocking::MockCluster::new(1).unwrap();
+            started.send(cluster.bootstrap_servers()).unwrap();
+            for (topic, partitions, created) in wanted {
+                cluster.create_topic(&topic, partitions, 1).unwrap();
+                created.send(()).unwrap();
+            }
+        });
+        Mock { brokers: starting.recv().unwrap(), topics: Mutex::new(topics) }
+    })
+}
+
 /// A name that no other test has.
 pub(crate) fn unique(test: &str) -> String {
     format!("{test}.{}", uuid::Uuid::now_v7().simple())
@@ -52,6 +86,13 @@ fn settings(brokers: &str) -> ClientConfig {
 /// Creates a topic and waits until it is there.
 pub(crate) async fn create_topic(brokers: &str, topic: &str, partitions: i32, extra: &[(&str, &str)]) {
     let admin: AdminClient<DefaultClientContext> = settings(brokers).create().unwrap();
+    if ledger::variable("AIRTIGHT_TEST_KAFKA").is_none() {
+        // Before anybody asks for it, for the mock makes up what it is asked for.
+        let (created, creating) = std::sync::mpsc::channel();
+        mock().topics.lock().unwrap().send((topic.to_owned(), partitions, created)).unwrap();
+        creating.recv().unwrap();
+        return until_led(&admin, topic).await;
+    }
     let mut new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
     for (key, value) in extra {
         new = new.set(key, value);
@@ -60,6 +101,10 @@ pub(crate) async fn create_topic(brokers: &str, topic: &str, partitions: i32, ex
     for created in admin.create_topics([&new], &options).await.unwrap() {
         created.unwrap();
     }
+    until_led(&admin, topic).await;
+}
+
+async fn until_led(admin: &AdminClient<DefaultClientContext>, topic: &str) {
     let exists = async || {
         let metadata = admin.inner().fetch_metadata(Some(topic), PATIENCE).unwrap();
         let partitions = metadata.topics()[0].partitions();
