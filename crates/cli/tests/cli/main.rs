@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `usage` | help, completions, exit codes, a reader that goes away |
 //! | `config` | complaints about config files and addresses, `${ENV}` |
+//! | `brokers` | each broker from the command line alone, and `check --to` |
 //! | `foreign` | a table of the application's own, mapped by `[table]` |
 //! | `publish` | one event, NDJSON, bad lines |
 //! | `relay` | `run`: drain, follow, signals, sinks |
@@ -12,6 +13,7 @@
 //! | `log` | a log and its consumers: follow, replay, dead letters, retention |
 //! | `postgres` | what only a server can show: credentials, a server that is away |
 
+mod brokers;
 mod config;
 mod demo;
 mod foreign;
