@@ -1,9 +1,9 @@
 use std::time::Duration;
 
 use airtight::{
-    kafka::KafkaConfig,
     Order, Policy,
     inbox::DedupeKey,
+    kafka::KafkaConfig,
     log::{LogOptions, OnFailure, Start},
     queue::QueueOptions,
     table::{Count, Field},
