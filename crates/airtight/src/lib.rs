@@ -45,6 +45,8 @@ mod documents {
     struct Operations;
     #[doc = include_str!("../../../docs/adding-a-sink.md")]
     struct AddingASink;
+    #[doc = include_str!("../../../docs/brokers.md")]
+    struct Brokers;
 
     #[doc = concat!("```no_run\n", include_str!("../../../examples/event_bus.rs"), "\n```")]
     struct EventBus;

@@ -1,4 +1,8 @@
-//! Events to Kafka, through librdkafka, which is built in.
+//! Events to Kafka, and from there back to handlers, through librdkafka, which is built in.
+//!
+//! [`KafkaSink`] delivers, [`KafkaSource`] reads a consumer group's topics for the same relay, and
+//! [`NonAtomicKafkaBus`] publishes without an outbox. What follows is about the sink; the source's promises are its own
+//! documentation.
 //!
 //! ```no_run
 //! # fn main() -> airtight_core::Result<()> {

@@ -3,6 +3,7 @@ use std::time::Duration;
 use airtight::{
     Order, Policy,
     inbox::DedupeKey,
+    kafka::KafkaConfig,
     log::{LogOptions, OnFailure, Start},
     queue::QueueOptions,
     table::{Count, Field},
@@ -102,6 +103,13 @@ fn the_example_is_valid_and_shows_the_defaults() {
     let config = parse(&commented(text, "as a log, in place of the pipelines above.")).unwrap();
     let [billing] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
     assert_eq!(*log(billing), LogOptions::consumer("billing"));
+
+    let config = parse(&commented(text, "Kafka, and its defaults:")).unwrap();
+    let SinkTarget::Broker(broker) = &config.pipelines[0].sink else { panic!("{:?}", config.pipelines) };
+    let mut kafka = KafkaConfig::from_url(broker.url.reveal()).unwrap();
+    let settings = broker.settings.iter().map(|(key, value)| (key.clone(), value.reveal().to_owned()));
+    kafka.set_all(&settings.collect::<Vec<_>>()).unwrap();
+    assert_eq!(format!("{kafka:?}"), format!("{:?}", KafkaConfig::new("localhost:9092")));
 }
 
 /// A block of the example that is commented out: from behind these words to the next empty line.
