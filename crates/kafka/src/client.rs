@@ -210,6 +210,11 @@ impl Client {
         &self.config.connection.brokers
     }
 
+    /// How long the cluster may take to answer at all.
+    pub(crate) fn patience(&self) -> Duration {
+        self.config.connection.connect_timeout
+    }
+
     /// The producer in use, or a new one.
     pub(crate) fn producer(&self) -> Result<Arc<Producer>> {
         let mut current = lock(&self.current);
@@ -367,10 +372,11 @@ fn later(error: Error) -> Error {
 /// A producer ends with waits of its own, which must not be on a runtime's thread: so here is who lets go of it last.
 fn retire(producer: Option<Arc<Producer>>) {
     let Some(producer) = producer else { return };
-    drop(tokio::task::spawn_blocking(move || {
+    drop(tokio::spawn(async move {
         while Arc::strong_count(&producer) > 1 {
-            std::thread::sleep(LOOK);
+            tokio::time::sleep(LOOK).await;
         }
+        drop(tokio::task::spawn_blocking(move || drop(producer)));
     }));
 }
 

@@ -63,12 +63,21 @@ impl KafkaSink {
     /// The topics of a batch, and what is wrong with those that cannot be written to.
     async fn topics(&self, batch: &[Delivery]) -> HashMap<String, Option<Error>> {
         let mut topics: HashMap<String, Option<Error>> = HashMap::new();
+        let began = Instant::now();
+        let mut away = None;
         for delivery in batch {
             let Ok(topic) = self.encode.topic(&delivery.event) else { continue };
-            if !topics.contains_key(topic.as_ref()) {
-                let trouble = self.client.topic(&topic).await.err();
-                topics.insert(topic.into_owned(), trouble);
+            if topics.contains_key(topic.as_ref()) {
+                continue;
             }
+            // A batch may have a thousand topics, and each of them may take its time to be missing.
+            let is_late = began.elapsed() >= self.client.patience();
+            let trouble = match away.clone().filter(|_| is_late) {
+                Some(away) => Some(away),
+                None => self.client.topic(&topic).await.err(),
+            };
+            away = trouble.clone().filter(|error| error.class() == Class::Unavailable).or(away);
+            topics.insert(topic.into_owned(), trouble);
         }
         topics
     }
@@ -197,11 +206,7 @@ impl Call<'_> {
     }
 
     /// Waits until everything sent is reported, sending on behind each head.
-    async fn collect<'c>(
-        &mut self,
-        flight: &mut Flight,
-        behind: &mut HashMap<usize, &'c [usize]>,
-    ) -> Result<()> {
+    async fn collect(&mut self, flight: &mut Flight, behind: &mut HashMap<usize, &[usize]>) -> Result<()> {
         while flight.open > 0 {
             let Some(arrived) = self.sink.next(flight).await else {
                 let error = self.sink.client.away(&flight.producer);

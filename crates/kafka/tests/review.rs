@@ -122,3 +122,14 @@ async fn a_certificate_that_is_away_for_a_moment_kills_nobody() {
     assert!(!letters(&outcomes).contains('p'), "{outcomes:?}");
     assert!(letters(&outcomes).contains('u'), "{outcomes:?}");
 }
+
+/// A cluster that does not answer is asked once, not once for each topic of a batch.
+#[tokio::test]
+async fn a_batch_of_many_topics_gives_up_as_soon_as_one_of_a_single_topic() {
+    let sink = sink("kafka://127.0.0.1:1?connect_timeout=500ms");
+    let batch: Vec<_> = (0..60).map(|n| to(&format!("t{n}"), sized(n + 1, &format!("k{n}"), 10))).collect();
+    let began = std::time::Instant::now();
+    let outcomes = sink.deliver(&batch).await;
+    assert!(letters(&outcomes).starts_with('u') && !letters(&outcomes).contains('r'), "{outcomes:?}");
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "it took {:?}", began.elapsed());
+}
