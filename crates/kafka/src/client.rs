@@ -210,6 +210,11 @@ impl Client {
         &self.config.connection.brokers
     }
 
+    /// How long the cluster may take to answer at all.
+    pub(crate) fn patience(&self) -> Duration {
+        self.config.connection.connect_timeout
+    }
+
     /// The producer in use, or a new one.
     pub(crate) fn producer(&self) -> Result<Arc<Producer>> {
         let mut current = lock(&self.current);
@@ -217,9 +222,9 @@ impl Client {
             return Ok(producer.clone());
         }
         let health = Arc::<Health>::default();
-        let config = self.config.producer_config(self.batch_bytes.load(Ordering::Relaxed))?;
+        let config = self.config.producer_config(self.batch_bytes.load(Ordering::Relaxed)).map_err(later)?;
         let inner = ThreadedProducer::from_config_and_context(&config, Context(health.clone()))
-            .map_err(|error| refused(&error))?;
+            .map_err(|error| later(refused(&error)))?;
         let producer = Arc::new(Producer { inner, health, ended: AtomicBool::new(false) });
         *current = Some(producer.clone());
         Ok(producer)
@@ -245,10 +250,11 @@ impl Client {
         retire(current);
     }
 
-    /// A batch was refused though each of its messages is welcome: the broker's limit is below ours.
-    pub(crate) fn shrink_batches(&self) {
+    /// A batch, of so many bytes or fewer, was refused though each of its messages is welcome: the broker's limit is
+    /// below ours.
+    pub(crate) fn shrink_batches(&self, refused: usize) {
         let before = self.batch_bytes.load(Ordering::Relaxed);
-        let after = (before / 4).max(LEAST_BATCH_BYTES);
+        let after = (before.min(refused) / 4).max(LEAST_BATCH_BYTES);
         self.batch_bytes.store(after, Ordering::Relaxed);
         tracing::warn!(
             target: "airtight::kafka",
@@ -334,9 +340,9 @@ impl Client {
     }
 
     async fn create(&self, topic: &str) -> Result<()> {
-        let settings = self.config.connection.client_config(&[])?;
+        let settings = self.config.connection.client_config(&[]).map_err(later)?;
         let admin: AdminClient<DefaultClientContext> =
-            AdminClient::from_config(&settings).map_err(|error| refused(&error))?;
+            AdminClient::from_config(&settings).map_err(|error| later(refused(&error)))?;
         let partitions = self.config.create_partitions.unwrap_or(-1);
         let replication = TopicReplication::Fixed(self.config.create_replication.unwrap_or(-1));
         let timeout = self.config.connection.connect_timeout;
@@ -357,11 +363,21 @@ impl Client {
     }
 }
 
-/// A producer ends with waits of its own, which must not be on a runtime's thread.
+/// The settings were good when the sink was made. What is wrong with them now, a file that is being replaced or a host
+/// without threads to spare, is no event's fault.
+fn later(error: Error) -> Error {
+    Error::unavailable(error.code().to_owned(), error.message())
+}
+
+/// A producer ends with waits of its own, which must not be on a runtime's thread: so here is who lets go of it last.
 fn retire(producer: Option<Arc<Producer>>) {
-    if let Some(producer) = producer {
+    let Some(producer) = producer else { return };
+    drop(tokio::spawn(async move {
+        while Arc::strong_count(&producer) > 1 {
+            tokio::time::sleep(LOOK).await;
+        }
         drop(tokio::task::spawn_blocking(move || drop(producer)));
-    }
+    }));
 }
 
 /// librdkafka's calls that wait.

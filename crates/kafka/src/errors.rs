@@ -29,6 +29,8 @@ pub(crate) fn fate(brokers: &str, topic: &str, code: Code) -> Fate {
                 format!("Kafka refuses the message for topic `{topic}` as invalid ({code})"),
             ))
         }
+        // Its name passed our own look, so it is a topic that Kafka keeps for itself.
+        Code::InvalidTopic => Fate::Suspect(self::topic(brokers, topic, code)),
         code if is_collateral(code) => Fate::Collateral,
         code if is_about_topic(code) => Fate::Away(self::topic(brokers, topic, code)),
         code => Fate::Away(away(brokers, Some((code, format!("topic `{topic}`: {code}"))))),
@@ -59,7 +61,6 @@ fn is_about_topic(code: Code) -> bool {
             | Code::UnknownPartition
             | Code::LeaderNotAvailable
             | Code::TopicAuthorizationFailed
-            | Code::InvalidTopic
     )
 }
 

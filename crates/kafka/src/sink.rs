@@ -7,10 +7,16 @@
 //! librdkafka, with `enable.gapless.guarantee`, then ends the producer instead of numbering anew. There is one hole
 //! in that: a broker that knows nothing of a producer yet takes any number for its first. So of each key the first
 //! event is sent alone, and the others follow, all at once, when it is acknowledged: by then the broker of that
-//! partition knows the producer. Nothing is given up on by time ([`crate::config`]): when a call has waited too
-//! long, the whole producer goes.
+//! partition knows the producer. Sequences are per partition, so where the next event of a key goes to another topic,
+//! it waits for all before it and is a first event again. Nothing is given up on by time ([`crate::config`]): when a
+//! call has waited too long, the whole producer goes.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use airtight_core::{
     Capabilities, Class, Delivery, Error, Event, Outcome, Preview, Result, Sink, keyed::by_key,
@@ -57,12 +63,21 @@ impl KafkaSink {
     /// The topics of a batch, and what is wrong with those that cannot be written to.
     async fn topics(&self, batch: &[Delivery]) -> HashMap<String, Option<Error>> {
         let mut topics: HashMap<String, Option<Error>> = HashMap::new();
+        let began = Instant::now();
+        let mut away = None;
         for delivery in batch {
             let Ok(topic) = self.encode.topic(&delivery.event) else { continue };
-            if !topics.contains_key(topic.as_ref()) {
-                let trouble = self.client.topic(&topic).await.err();
-                topics.insert(topic.into_owned(), trouble);
+            if topics.contains_key(topic.as_ref()) {
+                continue;
             }
+            // A batch may have a thousand topics, and each of them may take its time to be missing.
+            let is_late = began.elapsed() >= self.client.patience();
+            let trouble = match away.clone().filter(|_| is_late) {
+                Some(away) => Some(away),
+                None => self.client.topic(&topic).await.err(),
+            };
+            away = trouble.clone().filter(|error| error.class() == Class::Unavailable).or(away);
+            topics.insert(topic.into_owned(), trouble);
         }
         topics
     }
@@ -100,6 +115,8 @@ impl Sink for KafkaSink {
             chains: by_key(batch),
             outcomes: vec![None; batch.len()],
             away: false,
+            one_by_one: false,
+            refused_bytes: 0,
         };
         for _ in 0..PASSES {
             if call.away || call.unresolved().next().is_none() {
@@ -133,6 +150,10 @@ struct Call<'a> {
     outcomes: Vec<Option<Outcome>>,
     /// Nobody can be accepted now.
     away: bool,
+    /// A request with several events of a key was refused, and any of them may be the reason: one of a key at a time.
+    one_by_one: bool,
+    /// What was refused together, until somebody is found guilty of it.
+    refused_bytes: usize,
 }
 
 /// Messages on their way.
@@ -175,7 +196,11 @@ impl Call<'_> {
         }
         self.collect(&mut flight, &mut behind).await?;
         if !flight.fallen.is_empty() {
-            self.judge(flight).await?;
+            return self.judge(flight).await;
+        }
+        // Each of those that were refused together was taken alone.
+        if self.refused_bytes > 0 {
+            self.sink.client.shrink_batches(std::mem::take(&mut self.refused_bytes));
         }
         Ok(())
     }
@@ -196,14 +221,31 @@ impl Call<'_> {
                     continue;
                 }
                 self.outcomes[report.at] = Some(Outcome::Delivered);
-                for at in behind.remove(&report.at).unwrap_or_default() {
-                    if !self.send(*at, flight) {
-                        break;
-                    }
+                if let Some(rest) = behind.remove(&report.at) {
+                    self.send_on(report.at, rest, flight, behind);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Sends what may follow an event that was acknowledged: those to the same topic, or one to another.
+    fn send_on<'c>(
+        &mut self,
+        acknowledged: usize,
+        rest: &'c [usize],
+        flight: &mut Flight,
+        behind: &mut HashMap<usize, &'c [usize]>,
+    ) {
+        let topic = |at: usize| self.sink.encode.topic(&self.batch[at].event).ok();
+        let known = topic(acknowledged);
+        let same = rest.iter().take_while(|at| !self.one_by_one && topic(**at) == known).count();
+        let (now, later) = rest.split_at(same.max(1).min(rest.len()));
+        let is_sent = now.iter().all(|at| self.send(*at, flight));
+        // The broker takes the last of them only after all others.
+        if let Some(last) = now.last().filter(|_| is_sent && !later.is_empty()) {
+            behind.insert(*last, later);
+        }
     }
 
     /// Hands one event to the producer; false if it, and so what is behind it, does not go.
@@ -288,11 +330,13 @@ impl Call<'_> {
 
     /// Sends suspects alone, the largest first, until the guilty one is found.
     async fn question(&mut self, mut suspects: Vec<(usize, Error)>) -> Result<()> {
+        let bytes = suspects.iter().map(|(at, _)| self.batch[*at].event.size()).sum();
+        let all = suspects.len();
         // Only those whose turn it is in their key.
-        let heads: Vec<usize> = self.unresolved().map(|chain| chain[0]).collect();
+        let heads: HashSet<usize> = self.unresolved().map(|chain| chain[0]).collect();
         suspects.retain(|(at, _)| heads.contains(at));
         suspects.sort_by_key(|(at, _)| std::cmp::Reverse(self.batch[*at].event.payload.len()));
-        let mut all_innocent = suspects.len() > 1;
+        let has_others = suspects.len() < all;
         for (at, error) in suspects.into_iter().take(SUSPECTS) {
             let mut flight = Flight {
                 producer: self.sink.client.producer()?,
@@ -310,11 +354,13 @@ impl Call<'_> {
                 Fate::Collateral => {}
                 Fate::Away(error) => return Err(error),
             }
-            all_innocent = false;
-            break;
+            self.refused_bytes = 0;
+            return Ok(());
         }
-        if all_innocent {
-            self.sink.client.shrink_batches();
+        if has_others {
+            (self.one_by_one, self.refused_bytes) = (true, bytes);
+        } else if all > 1 {
+            self.sink.client.shrink_batches(bytes);
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Outgoing {
         subject::check(&subject)?;
         let message = Encoder::new(config.format, CARRIER).encode(event);
         let mut headers = Vec::with_capacity(message.headers.len() + 3);
-        headers.push((MESSAGE_ID.to_owned(), percent_encode(&message_id(event)).into_owned()));
+        headers.push((MESSAGE_ID.to_owned(), percent_encode(&message_id(event, &subject)).into_owned()));
         if let Some(stream) = &config.stream {
             headers.push((EXPECTED_STREAM.to_owned(), percent_encode(stream).into_owned()));
         }
@@ -84,16 +84,19 @@ impl Outgoing {
     }
 }
 
-/// What a repeat of this event has too, and no other event of the same stream.
+/// What a repeat of this message has too, and no other message of the same stream: one that is taken for a repeat is
+/// acknowledged and dropped.
 ///
-/// An id that is not a UUID is unique in its own table at best, and several tables may feed one stream. Taken for a
-/// repeat there, an event would be lost; so such ids are joined by all else that an event is known by.
-fn message_id(event: &Event) -> Cow<'_, str> {
-    if uuid::Uuid::try_parse(&event.id).is_ok() {
-        return event.id.as_str().into();
+/// The subject is part of it, because two pipelines may send the same event to two subjects of one stream. An id that is
+/// not a UUID is unique in its own table at best, and several tables, or databases that count alike, may feed one
+/// stream; so such ids are joined by all else that an event is known by, down to the microsecond of its time.
+fn message_id(event: &Event, subject: &str) -> String {
+    let Event { stream, aggregate_type, aggregate_id, seq, id, occurred_at, .. } = event;
+    if uuid::Uuid::try_parse(id).is_ok() {
+        return format!("{id}/{subject}");
     }
-    let Event { stream, aggregate_type, aggregate_id, seq, id, .. } = event;
-    format!("{stream}/{aggregate_type}/{aggregate_id}/{seq}/{id}").into()
+    let micros = occurred_at.unix_timestamp_nanos() / 1_000;
+    format!("{id}/{subject}/{stream}/{aggregate_type}/{aggregate_id}/{seq}/{micros}")
 }
 
 /// A header's name as NATS can carry it.
@@ -171,7 +174,8 @@ mod tests {
             let expected = percent_encode(&format!("value of {name}")).into_owned();
             assert_eq!(header(&outgoing, carried), Some(expected.as_str()), "{name}");
         }
-        assert_eq!(header(&outgoing, "Nats-Msg-Id"), Some(event.id.as_str()));
+        let id = format!("{}/{}", event.id, outgoing.subject);
+        assert_eq!(header(&outgoing, "Nats-Msg-Id"), Some(id.as_str()));
         assert_eq!(header(&outgoing, "aggregateId"), Some("k"));
         assert_eq!(header(&outgoing, "content-type"), Some("application/json"));
         assert_eq!(header(&outgoing, "Nats-Expected-Stream"), None);
@@ -181,11 +185,15 @@ mod tests {
     fn two_tables_with_the_same_numbers_have_no_message_id_in_common() {
         let mut event = sample_event(7, "k");
         event.id = "1001".into();
+        let subject = outgoing(&event, |_| {}).unwrap().subject;
+        let micros = event.occurred_at.unix_timestamp_nanos() / 1_000;
         let here = outgoing(&event, |_| {}).unwrap();
-        assert_eq!(header(&here, "Nats-Msg-Id"), Some("test.stream/Test/k/7/1001"));
+        let id = format!("1001/{subject}/test.stream/Test/k/7/{micros}");
+        assert_eq!(header(&here, "Nats-Msg-Id"), Some(id.as_str()));
         event.aggregate_id = "other\n".into();
         let there = outgoing(&event, |_| {}).unwrap();
-        assert_eq!(header(&there, "Nats-Msg-Id"), Some("test.stream/Test/other%0A/7/1001"));
+        let id = format!("1001/{subject}/test.stream/Test/other%0A/7/{micros}");
+        assert_eq!(header(&there, "Nats-Msg-Id"), Some(id.as_str()));
     }
 
     #[test]

@@ -67,7 +67,8 @@ async fn every_format_arrives_with_its_headers_and_body() {
         let message = stored(&jetstream, "ORDERS").await.pop().unwrap();
         let read = read_back(format, &message);
         assert_eq!(message.subject, "orders.Tested");
-        assert_eq!(message.header("Nats-Msg-Id").as_deref(), Some(event.id.as_str()), "{format:?}");
+        let id = format!("{}/{}", event.id, message.subject);
+        assert_eq!(message.header("Nats-Msg-Id"), Some(id), "{format:?}");
         assert_eq!(read.id, event.id, "{format:?}");
         assert_eq!(read.payload, event.payload, "{format:?}");
         let word = format.as_str();
@@ -139,7 +140,8 @@ async fn the_server_obeys_no_header_of_an_event() {
     send(&sink, delivery(1, "k")).await.unwrap();
     let mut event = sample_event(2, "k");
     event.headers.insert("Nats-Rollup".into(), "all".into());
-    event.headers.insert("Nats-Msg-Id".into(), sample_event(1, "k").id);
+    let first = format!("{}/orders.{}", sample_event(1, "k").id, event.event_type);
+    event.headers.insert("Nats-Msg-Id".into(), first);
     send(&sink, of(event)).await.unwrap();
     let messages = stored(&jetstream, "ORDERS").await;
     assert_eq!(messages.len(), 2);

@@ -13,6 +13,7 @@ use std::{
 
 use airtight_core::{
     Capabilities, Delivery, Error, Order, Outcome, Policy, Sink,
+    keyed::deliver_keyed,
     queue::{Queue, QueueOptions},
     state::State,
 };
@@ -388,5 +389,38 @@ async fn a_skip_behind_a_failure_costs_nothing() {
     all_done(&store, 3).await;
     let attempts: Vec<u32> = store.rows().iter().map(|row| row.attempts).collect();
     assert_eq!(attempts, [2, 1, 1]);
+    relay.stop().await.expect("stops");
+}
+
+/// A sink that finds nobody there leaves out what it has not sent yet, wherever that stands in the batch: it costs these
+/// events no attempt, however often it happens.
+#[tokio::test]
+async fn a_skip_in_front_of_an_outage_costs_nothing() {
+    let store = MemoryStore::new();
+    let mut events = vec![event("good"); 60];
+    events.insert(10, event("missing"));
+    store.publish(&events);
+    let refusals = Arc::new(AtomicUsize::new(0));
+    let sink = TestSink::new(move |batch: Vec<Delivery>| {
+        let refusals = refusals.clone();
+        async move {
+            deliver_keyed(&batch, 8, async |at| {
+                tokio::task::yield_now().await;
+                let is_missing = batch[at].event.aggregate_id == "missing";
+                if is_missing && refusals.fetch_add(1, Ordering::SeqCst) < 20 {
+                    away()
+                } else {
+                    Outcome::Delivered
+                }
+            })
+            .await
+        }
+    })
+    .caps(Capabilities { prefix_per_key: true, ..Capabilities::default() });
+    let relay = Running::start(&store, options(), &sink, Policy { max_attempts: 2, ..policy() });
+    eventually(PATIENCE, "all to end", async || store.count(State::Done) + store.count(State::Dead) == 61)
+        .await;
+    assert_eq!(store.count(State::Dead), 0, "an outage is nobody's fault");
+    assert!(store.rows().iter().all(|row| row.attempts == 1), "an outage costs no attempt");
     relay.stop().await.expect("stops");
 }

@@ -72,7 +72,7 @@ impl Letters {
         }
         let producer = self.client.producer()?;
         let reports = Arc::<Reports>::default();
-        let (mut open, mut fallen): (usize, Option<(usize, Code)>) = (0, None);
+        let (mut open, mut fallen): (usize, Vec<(usize, Code)>) = (0, Vec::new());
         for (at, letter) in letters.iter().enumerate() {
             let record = BaseRecord {
                 topic: &topics[at],
@@ -85,7 +85,7 @@ impl Letters {
             };
             match producer.send(record, &reports, at) {
                 Ok(()) => open += 1,
-                Err(code) => fallen = Some((at, code)),
+                Err(code) => fallen.push((at, code)),
             }
         }
         let began = tokio::time::Instant::now();
@@ -102,13 +102,19 @@ impl Letters {
                 open -= 1;
                 match report.error {
                     None => written.push(report.at),
-                    Some(code) => fallen = Some((report.at, code)),
+                    Some(code) => fallen.push((report.at, code)),
                 }
             }
         }
-        let Some((at, code)) = fallen else { return Ok(()) };
+        let Some(&(at, code)) = fallen.last() else { return Ok(()) };
         // Whatever made a message fall has ended the producer.
         self.client.discard(&producer);
+        // Perhaps the topic takes them in smaller requests: the next try is the same letters again.
+        let too_large = fallen.iter().filter(|(_, code)| *code == Code::MessageSizeTooLarge);
+        let sizes: Vec<usize> = too_large.map(|(at, _)| letters[*at].raw.size()).collect();
+        if sizes.len() > 1 {
+            self.client.shrink_batches(sizes.iter().sum());
+        }
         Err(match self.client.fate(&topics[at], code) {
             Fate::Suspect(error) | Fate::Away(error) => error,
             Fate::Collateral => Error::retryable("producer", format!("Kafka's client has ended ({code})")),

@@ -3,14 +3,14 @@
 use std::{collections::HashMap, time::Duration};
 
 use airtight_core::{
-    CancellationToken, Class, Dispatcher, Error, Order, Outcome, Policy, Relay, Source, Verdict,
+    CancellationToken, Class, Dispatcher, Error, Order, Outcome, Policy, Relay, Settlement, Source, Verdict,
     dispatch::Context,
 };
 use airtight_kafka::{KafkaSource, Retry};
 use airtight_testkit::wait::eventually_some;
 use rdkafka::{
     Offset, TopicPartitionList,
-    admin::AdminOptions,
+    admin::{AdminOptions, NewTopic, TopicReplication},
     message::{Header, OwnedHeaders},
     producer::{FutureProducer, FutureRecord},
 };
@@ -147,6 +147,42 @@ async fn a_dead_letter_that_cannot_be_written_keeps_its_event() {
     assert_eq!(read(&brokers, &dead_topic, 1).await.len(), 1);
     source.close().await.unwrap();
     assert_eq!(committed(&brokers, &format!("{topic}.group"), &topic, 0).await, Some(2));
+}
+
+/// The dead of one settle go out together, and together they may be more than the topic takes in one request.
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_pass_a_limit_below_our_batches() {
+    let Some(brokers) = cluster("dead_letters_pass_a_limit_below_our_batches") else { return };
+    let topic = topic(&brokers, "narrow", 1).await;
+    let dead_topic = format!("{topic}.{topic}.group.dead");
+    let narrow = NewTopic::new(&dead_topic, 1, TopicReplication::Fixed(1)).set("max.message.bytes", "20000");
+    admin(&brokers).create_topics(&[narrow], &AdminOptions::new()).await.unwrap();
+    for n in 0..30 {
+        // No event, and nothing to compress.
+        let value: String = std::iter::repeat_with(fastrand::alphanumeric).take(2_000).collect();
+        write(&brokers, &topic, format!("k{n}").as_bytes(), value.as_bytes()).await;
+    }
+    let source = open(config(&brokers, &topic)).await;
+    let mut verdicts: Vec<Settlement> = Vec::new();
+    while verdicts.len() < 30 {
+        let rejects = next(&source).await.rejects;
+        verdicts.extend(rejects.into_iter().map(|reject| Settlement {
+            position: reject.position,
+            verdict: Verdict::Dead { error: reject.error },
+        }));
+    }
+    // The same verdicts again and again, as the relay does.
+    let mut tries = 0;
+    let settled = loop {
+        tries += 1;
+        match source.settle(&verdicts).await {
+            Ok(settled) => break settled,
+            Err(error) => assert!(tries < 10, "for ever: {error}"),
+        }
+    };
+    assert_eq!((settled.applied, settled.fenced), (30, 0));
+    source.close().await.unwrap();
+    assert_eq!(read(&brokers, &dead_topic, 30).await.len(), 30, "none is written twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]

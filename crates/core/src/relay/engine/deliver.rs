@@ -78,9 +78,11 @@ impl Engine {
         if self.delivering.remove(&call).is_none() {
             return;
         }
+        // A sink that finds nobody there leaves out what it has not sent, wherever that stands in the batch.
+        let failed =
+            outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed(_) | Outcome::Unknown(_)));
         let mut outcomes = outcomes.into_iter();
         let mut away: Option<Error> = None;
-        let mut failed = false;
         let mut finished: Vec<Lane> = Vec::new();
         for queued in batch {
             let outcome = outcomes.next().unwrap_or_else(|| {
@@ -90,11 +92,10 @@ impl Engine {
             let outcome = match outcome {
                 Outcome::Skipped if !failed => Outcome::Failed(Error::retryable(
                     "skipped",
-                    "the sink skipped this event, though none before it had failed",
+                    "the sink skipped this event, though none had failed",
                 )),
                 other => other,
             };
-            failed |= !matches!(outcome, Outcome::Delivered | Outcome::Committed);
             match &outcome {
                 Outcome::Failed(error) if error.class() == Class::Unavailable => away = Some(error.clone()),
                 Outcome::Skipped => {}
