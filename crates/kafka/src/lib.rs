@@ -45,7 +45,9 @@
 
 mod bus;
 mod client;
+mod complaint;
 mod config;
+mod connection;
 mod encode;
 mod errors;
 mod sink;
@@ -53,7 +55,8 @@ mod source;
 
 pub use self::{
     bus::NonAtomicKafkaBus,
-    config::{KafkaConfig, KafkaConnection, Sasl},
+    config::KafkaConfig,
+    connection::{KafkaConnection, Sasl},
     sink::KafkaSink,
     source::{KafkaSource, KafkaSourceConfig, Retry, Start},
 };
