@@ -154,10 +154,7 @@ launch() { # FORMAT_OPTIONS OPTIONS
 
 start() {
     local port controller attempt
-    if running; then
-        say "already running on 127.0.0.1:$(recorded port)"
-        return
-    fi
+    if already_running; then return; fi
     install
     state_for_caller
     config=$state/server.properties
@@ -167,15 +164,13 @@ start() {
         [[ $port != "$controller" ]] || continue
         configure "$port" "$controller"
         if launch "$home/java.options" "$home/java.options"; then
-            printf '%s\n' "$port" >"$state/port"
             printf '%s\n' "$controller" >"$state/controller-port"
-            say "started on 127.0.0.1:$port"
+            started "$port"
             return
         fi
         [[ $attempt -eq 3 ]] || sleep 1
     done
-    tail -n 20 "$state/log" >&2
-    die "does not start; see $state/log"
+    not_started
 }
 
 # Kafka does not mind being root, and another user could not read root's cache.
@@ -184,24 +179,8 @@ state_for_caller() {
     [[ $EUID -ne 0 ]] || chown -R root "$state"
 }
 
-stop() {
-    if running; then
-        end_process "$(recorded pid)" "$config" TERM KILL
-        say "stopped"
-    else
-        say "not running"
-    fi
-}
-
-status() {
-    if running; then
-        printf 'kafka      running   %s  127.0.0.1:%s  pid %s  %s\n' \
-            "$kafka_version" "$(recorded port)" "$(recorded pid)" "$state"
-    else
-        echo 'kafka      stopped'
-        return 1
-    fi
-}
+stop() { stop_process "$config" TERM KILL; }
+status() { show_status echo "$kafka_version"; }
 
 env() {
     running || die "not running"

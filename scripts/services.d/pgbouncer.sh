@@ -10,10 +10,7 @@ running() { ours "$(recorded pid)" "$config"; }
 binary() { PATH=$PATH:/usr/sbin:/usr/local/sbin command -v pgbouncer; }
 postgres_port() { cat "$state/../postgres/port"; }
 
-install() {
-    binary >/dev/null || apt_install pgbouncer
-    binary >/dev/null || die "the package pgbouncer is installed, but the program was not found"
-}
+install() { program_of pgbouncer; }
 
 # Small pools, so that clients do share connections and session state would show. Users are those of
 # PostgreSQL, by way of auth_query. Only extra_float_digits is ignored, as in most installations.
@@ -49,63 +46,23 @@ version() { "$(binary)" --version | awk 'NR == 1 { print $2 }'; }
 version_from() { printf '%s\n' "$1" "$(version)" | sort -CV; }
 
 start() {
-    local port attempt
     if external; then
         say "DATABASE_URL is set: not started"
         return
     fi
     needs postgres
-    if running && [[ $(recorded backend) == "$(postgres_port)" ]]; then
-        say "already running on 127.0.0.1:$(recorded port)"
-        return
-    fi
+    if running && [[ $(recorded backend) == "$(postgres_port)" ]] && already_running; then return; fi
     ! running || stop
     install
     prepare_state
     config=$state/pgbouncer.ini
-    for attempt in {1..5}; do
-        port=$(pick_port)
-        configure "$port"
-        rm -f "$state/pgbouncer.pid" # it refuses to start beside one, stale or not
-        if as_user "$(binary)" --quiet --daemon "$config" && answers "$port"; then
-            cat "$state/pgbouncer.pid" >"$state/pid"
-            printf '%s\n' "$port" >"$state/port"
-            say "started on 127.0.0.1:$port"
-            return
-        fi
-        [[ $attempt -eq 5 ]] || sleep 1
-    done
-    tail -n 20 "$state/log" >&2
-    die "does not start; see $state/log"
+    start_daemon pgbouncer.pid as_user "$(binary)" --quiet --daemon "$config"
 }
 
-answers() { # PORT
-    for _ in {1..50}; do
-        if [[ -s $state/pgbouncer.pid ]] && ! port_is_free "$1"; then return 0; fi
-        sleep 0.1
-    done
-    return 1
-}
+# From 1.23 on, TERM waits for clients to leave.
+stop() { stop_process "$config" TERM QUIT; }
 
-stop() {
-    if running; then
-        # From 1.23 on, TERM waits for clients to leave.
-        end_process "$(recorded pid)" "$config" TERM QUIT
-        say "stopped"
-    else
-        say "not running"
-    fi
-}
-
-status() {
-    if running; then
-        printf 'pgbouncer  running   %s  127.0.0.1:%s  pid %s  %s\n' \
-            "$(version)" "$(recorded port)" "$(recorded pid)" "$state"
-    else
-        echo 'pgbouncer  stopped'
-        external # none is expected then
-    fi
-}
+status() { show_status version || external; } # none is expected then
 
 env() {
     if external; then return; fi

@@ -82,10 +82,7 @@ start() {
         say "DATABASE_URL is set: using that server, starting none"
         return
     fi
-    if running; then
-        say "already running on 127.0.0.1:$(recorded port)"
-        return
-    fi
+    if already_running; then return; fi
     install
     bin=$(bindir)
     prepare_state
@@ -100,24 +97,19 @@ start() {
         if as_user "$bin/pg_ctl" start --silent --wait --timeout 60 --pgdata "$data" --log "$state/log" \
             >"$state/pg_ctl.log" 2>&1; then
             head -n 1 "$data/postmaster.pid" >"$state/pid"
-            printf '%s\n' "$port" >"$state/port"
-            say "started on 127.0.0.1:$port"
+            started "$port"
             return
         fi
         [[ $attempt -eq 10 ]] || sleep 1
     done
-    tail -n 20 "$state/log" >&2
-    die "does not start; see $state/log"
+    not_started
 }
 
 stop() {
-    if running; then
-        end_process "$(recorded pid)" "$data" INT QUIT # fast, then immediate
-        say "stopped"
-    elif external; then
+    if external && ! running; then
         say "DATABASE_URL is set: not ours to stop"
     else
-        say "not running"
+        stop_process "$data" INT QUIT # fast, then immediate
     fi
 }
 
@@ -139,12 +131,8 @@ server_version() {
 status() {
     if external; then
         printf 'postgres   external  %s  DATABASE_URL\n' "$(server_version || echo '(version unknown)')"
-    elif running; then
-        printf 'postgres   running   %s  127.0.0.1:%s  pid %s  %s\n' \
-            "$(server_version || echo '(does not answer)')" "$(recorded port)" "$(recorded pid)" "$state"
     else
-        echo 'postgres   stopped'
-        return 1
+        show_status server_version
     fi
 }
 

@@ -15,8 +15,7 @@ binary() {
 }
 
 install() {
-    binary >/dev/null || apt_install rabbitmq-server
-    binary >/dev/null || die "the package rabbitmq-server is installed, but the program was not found"
+    program_of rabbitmq-server
     command -v epmd >/dev/null || die "rabbitmq-server is installed, but Erlang's epmd was not found"
 }
 
@@ -53,16 +52,13 @@ launch() { # PIDFILE LOG NAME COMMAND...
 }
 
 start() {
-    local server port epmd_port dist_port attempt
-    if running; then
-        say "already running on 127.0.0.1:$(recorded port)"
-        return
-    fi
+    local server port epmd_port dist_port
+    if already_running; then return; fi
     install
     server=$(binary)
     prepare_state
     # Again, because a port can be taken in between.
-    for attempt in 1 2 3; do
+    for _ in 1 2 3; do
         end_epmd
         rm -f "$state/pid" "$state/epmd.pid"
         port=$(pick_port)
@@ -74,15 +70,13 @@ start() {
         up "$epmd_port" epmd.pid || continue
         launch pid log "$server" "$server"
         if up "$port" pid; then
-            printf '%s\n' "$port" >"$state/port"
-            say "started on 127.0.0.1:$port"
+            started "$port"
             return
         fi
         ! running || end_process "$(recorded pid)" "$state" TERM KILL
     done
     end_epmd
-    tail -n 20 "$state/log" >&2
-    die "does not start after $attempt attempts; see $state/log"
+    not_started
 }
 
 free_port() { # one that pick_port has not noted
@@ -105,29 +99,15 @@ end_epmd() {
 }
 
 stop() {
-    if running; then
-        end_process "$(recorded pid)" "$state" TERM KILL
-        end_epmd
-        say "stopped"
-    else
-        end_epmd
-        say "not running"
-    fi
+    stop_process "$state" TERM KILL
+    end_epmd
 }
 
 url() { printf 'amqp://airtight:airtight@127.0.0.1:%s/%%2F\n' "$(recorded port)"; }
 
 server_version() { [[ $(binary) =~ rabbitmq_server-([0-9.]+) ]] && printf '%s\n' "${BASH_REMATCH[1]}"; }
 
-status() {
-    if running; then
-        printf 'rabbitmq   running   %s  127.0.0.1:%s  pid %s  %s\n' \
-            "$(server_version || echo '(version unknown)')" "$(recorded port)" "$(recorded pid)" "$state"
-    else
-        echo 'rabbitmq   stopped'
-        return 1
-    fi
-}
+status() { show_status server_version; }
 
 env() {
     running || die "not running"

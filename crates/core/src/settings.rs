@@ -2,7 +2,7 @@
 //!
 //! Nothing here repeats a value in an error unless it is the value that is wrong: addresses hold passwords.
 
-use std::{str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{Error, Result};
 
@@ -11,14 +11,14 @@ use crate::{Error, Result};
 pub struct Address {
     /// What stands before `://`, in lower case.
     pub scheme: String,
-    /// What stands before the `@`, up to a colon.
+    /// What stands before the `@`, up to a colon; none where that is nothing.
     pub user: Option<String>,
-    /// The rest of it.
+    /// What stands behind that colon, which may be nothing.
     pub password: Option<String>,
     /// One host with its port, or several with commas between.
     pub hosts: String,
-    /// What stands behind the first `/`; none where that is nothing.
-    pub path: Option<String>,
+    /// What stands behind the first `/`, in the parts that further ones make of it. A part may hold a `%2F`.
+    pub path: Vec<String>,
     /// The pairs behind the `?`, in order.
     pub query: Vec<(String, String)>,
 }
@@ -26,99 +26,156 @@ pub struct Address {
 impl Address {
     /// Takes an address apart. It may have several hosts, which a URL may not.
     pub fn parse(text: &str) -> Result<Self> {
-        let (scheme, rest) =
-            text.split_once("://").ok_or_else(|| bad("the address", "has no `://` in it"))?;
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("url", "has no `://` in it"))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (authority, path) = match rest.split_once('/') {
+            Some((authority, path)) => (authority, Some(path)),
+            None => (rest, None),
+        };
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(login), hosts),
             None => (None, authority),
         };
-        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
-            Some((user, password)) => (given(decode(user)?), given(decode(password)?)),
-            None => (None, None),
+        // What looks like a host may be the beginning of a password.
+        if login.is_none() && (path.is_some_and(|path| path.contains('@')) || query.contains('@')) {
+            let what = "has an `@` behind a `/` or `?`: in a password these are written %2F and %3F, elsewhere \
+                        an `@` is written %40";
+            return Err(bad("url", what));
+        }
+        let (user, password) = match login.map(|login| login.split_once(':').ok_or(login)) {
+            Some(Ok((user, password))) => (decode("user", user)?, Some(decode("password", password)?)),
+            Some(Err(user)) => (decode("user", user)?, None),
+            None => (String::new(), None),
         };
+        let path = path.map(|path| path.split('/').map(|part| decode("url", part)).collect());
         let pair = |pair: &str| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            Ok((decode(key)?, decode(value)?))
+            let key = decode("url", key)?;
+            let value = decode(&key, value)?;
+            Ok((key, value))
         };
         let query = query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect::<Result<_>>()?;
-        let hosts = hosts.to_owned();
         Ok(Self {
             scheme: scheme.to_ascii_lowercase(),
-            user,
+            user: Some(user).filter(|user| !user.is_empty()),
             password,
-            hosts,
-            path: given(decode(path)?),
+            hosts: decode("url", hosts)?,
+            path: path.transpose()?.unwrap_or_default(),
             query,
         })
     }
-}
 
-fn given(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
+    /// The path as one text; none where there is nothing in it.
+    pub fn path(&self) -> Option<String> {
+        Some(self.path.join("/")).filter(|path| !path.is_empty())
+    }
+
+    /// The one host, and its port or else this one. An IPv6 address has its brackets in an address only.
+    pub fn host(&self, default_port: u16) -> Result<(String, u16)> {
+        let (host, port) = match self.hosts.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, "")) => (host, None),
+            Some((host, rest)) => (host, Some(rest.strip_prefix(':').unwrap_or(rest))),
+            None => match self.hosts.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (self.hosts.as_str(), None),
+            },
+        };
+        if host.is_empty() {
+            return Err(bad("url", format!("names no host; it should look like {}://host", self.scheme)));
+        }
+        // Neither is repeated: it may be a piece of a password.
+        if host.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '[' | ']')) {
+            return Err(bad("url", "must name one host, or an IPv6 address in brackets"));
+        }
+        let port = port.map_or(Some(default_port), |port| port.parse().ok());
+        let port = port.ok_or_else(|| {
+            bad(
+                "url",
+                "has a port that is not a number (special characters in a password are written as %XX)",
+            )
+        })?;
+        Ok((host.to_owned(), port))
+    }
 }
 
 /// `%XX` to the byte that it stands for. A plus is a plus.
-fn decode(text: &str) -> Result<String> {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = text.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
+fn decode(key: &str, text: &str) -> Result<String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, behind @ ..] = rest {
+        rest = behind;
+        if *first != b'%' {
+            out.push(*first);
+            continue;
         }
+        let digit = |at: usize| behind.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+        let byte = digit(0).zip(digit(1)).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+        // Most likely a password that nobody has encoded; to go on with another would only be refused later.
+        out.push(byte.ok_or_else(|| {
+            bad(key, "has a `%` without two hex digits behind it; a percent sign is written %25")
+        })?);
+        rest = &behind[2..];
     }
-    String::from_utf8(out).map_err(|_| bad("the address", "holds %XX that are not UTF-8 text"))
+    String::from_utf8(out).map_err(|_| bad(key, "has a %XX that is not UTF-8 text"))
 }
 
-/// A duration: a whole number with `ms`, `s`, `m` or `h`.
+const UNITS: [(&str, f64); 6] =
+    [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0), ("d", 86_400.0), ("w", 604_800.0)];
+
+/// A thousand years: nobody means more, and no clock overflows with it.
+const LONGEST: f64 = 31_557_600_000.0;
+
+/// `500ms`, `1.5s`, `5m`, `2h`, `7d`, `1w`; none where it is not written like that.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+    let (number, unit) = (text[..at].parse::<f64>().ok()?, text[at..].trim_start());
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    Some(number * factor).filter(|seconds| *seconds <= LONGEST).map(Duration::from_secs_f64)
+}
+
+/// A duration as [`parse_duration`] reads it, of a millisecond at least.
 pub fn duration(key: &str, text: &str) -> Result<Duration> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let factor = match unit {
-        "ms" => Some(1),
-        "s" => Some(1_000),
-        "m" => Some(60_000),
-        "h" => Some(3_600_000),
-        _ => None,
-    };
-    let millis =
-        number.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
-    match millis {
-        Some(millis) if millis > 0 => Ok(Duration::from_millis(millis)),
-        _ => Err(bad(key, &format!("must be a duration like `500ms`, `10s` or `2m`, found `{text}`"))),
+    match parse_duration(text) {
+        Some(duration) if duration.as_millis() > 0 => Ok(duration),
+        Some(_) => Err(bad(key, format!("must be a millisecond at least, found `{}`", text.escape_debug()))),
+        None => Err(bad(
+            key,
+            format!("must be a duration like `500ms`, `10s` or `2m`, found `{}`", text.escape_debug()),
+        )),
     }
 }
 
 /// `true` or `false`.
 pub fn boolean(key: &str, text: &str) -> Result<bool> {
-    text.parse().map_err(|_| bad(key, &format!("must be `true` or `false`, found `{text}`")))
+    one_of(key, text, &[("true", true), ("false", false)])
+}
+
+/// What one of these words stands for.
+pub fn one_of<T: Copy>(key: &str, text: &str, known: &[(&str, T)]) -> Result<T> {
+    known.iter().find(|(word, _)| *word == text).map(|(_, meant)| *meant).ok_or_else(|| {
+        let words: Vec<String> = known.iter().map(|(word, _)| format!("`{word}`")).collect();
+        bad(key, format!("must be {}, found `{}`", words.join(" or "), text.escape_debug()))
+    })
 }
 
 /// A whole number of at least `least`.
-pub fn number<T: FromStr + PartialOrd + std::fmt::Display>(key: &str, text: &str, least: T) -> Result<T> {
+pub fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, text: &str, least: T) -> Result<T> {
     let number = text.parse().ok().filter(|number| *number >= least);
-    number.ok_or_else(|| bad(key, &format!("must be a whole number of at least {least}, found `{text}`")))
+    number.ok_or_else(|| {
+        bad(key, format!("must be a whole number of at least {least}, found `{}`", text.escape_debug()))
+    })
 }
 
 /// The permanent error of a setting that is wrong: its key and what is wrong with it.
-pub fn bad(key: &str, what: &str) -> Error {
-    Error::permanent("bad_config", format!("`{key}` {what}"))
+pub fn bad(key: &str, what: impl fmt::Display) -> Error {
+    Error::permanent("bad_config", format!("`{}` {what}", key.escape_debug()))
 }
 
 /// The permanent error of a key that nobody knows.
 pub fn unknown(key: &str, known: &[&str]) -> Error {
     let list: Vec<String> = known.iter().map(|known| format!("`{known}`")).collect();
-    bad(key, &format!("is not a setting of this sink; there are {}", list.join(", ")))
+    bad(key, format!("is not a setting of this sink; there are {}", list.join(", ")))
 }
 
 #[cfg(test)]
@@ -131,22 +188,76 @@ mod tests {
             Address::parse("Kafka://me:p%40ss:w@a:1,b:2/ev.%7Bstream%7D?format=raw&linger.ms=5&x").unwrap();
         assert_eq!(address.scheme, "kafka");
         assert_eq!((address.user.as_deref(), address.password.as_deref()), (Some("me"), Some("p@ss:w")));
-        assert_eq!((address.hosts.as_str(), address.path.as_deref()), ("a:1,b:2", Some("ev.{stream}")));
+        assert_eq!((address.hosts.as_str(), address.path()), ("a:1,b:2", Some("ev.{stream}".into())));
         let pairs: Vec<(&str, &str)> = address.query.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
         assert_eq!(pairs, [("format", "raw"), ("linger.ms", "5"), ("x", "")]);
         let bare = Address::parse("nats://h").unwrap();
-        assert_eq!((bare.user, bare.path, bare.query.len()), (None, None, 0));
-        assert!(Address::parse("h:1").is_err());
+        assert_eq!((bare.user, bare.password, bare.path.len(), bare.query.len()), (None, None, 0, 0));
+        for (text, user, password) in
+            [("a://u@h", Some("u"), None), ("a://u:@h", Some("u"), Some("")), ("a://:p@h", None, Some("p"))]
+        {
+            let address = Address::parse(text).unwrap();
+            assert_eq!((address.user.as_deref(), address.password.as_deref()), (user, password), "{text}");
+        }
+        for (text, parts) in
+            [("a://h/", vec![""]), ("a://h/a%2Fb", vec!["a/b"]), ("a://h/a/b?x=/c", vec!["a", "b"])]
+        {
+            assert_eq!(Address::parse(text).unwrap().path, parts, "{text}");
+        }
+    }
+
+    #[test]
+    fn one_host_has_a_port() {
+        for (text, host, port) in [
+            ("a://h", "h", 1),
+            ("a://h:2/x", "h", 2),
+            ("a://[::1]", "::1", 1),
+            ("a://u:p@[::1]:2?x", "::1", 2),
+            ("a://127.0.0.1:2", "127.0.0.1", 2),
+        ] {
+            assert_eq!(Address::parse(text).unwrap().host(1).unwrap(), (host.to_owned(), port), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_address_is_refused_without_what_may_be_a_password() {
+        for (text, expected) in [
+            ("hunter2", "`url` has no `://`"),
+            ("a://u:hunter2%@h", "`password` has a `%` without"),
+            ("a://u:hunter2%zz@h", "`password` has a `%` without"),
+            ("a://u:hunter2%é@h", "`password` has a `%` without"),
+            ("a://u:hunter2%ff@h", "`password` has a %XX that is not UTF-8"),
+            ("a://h?x=%ff", "`x` has a %XX"),
+            ("a://u:hunter2/3@h", "written %2F"),
+            ("a://u:hunter2?3@h", "written %2F"),
+            ("a://u:hunter2", "a port that is not a number"),
+            ("a://u:hunter2@", "names no host"),
+            ("a://:1", "names no host"),
+            ("a://h:", "a port that"),
+            ("a://[::1]x", "a port that"),
+            ("a://h:65536", "a port that"),
+            ("a://::1", "names no host"),
+            ("a://h,hunter2", "must name one host"),
+            ("a://a b", "must name one host"),
+        ] {
+            let error = Address::parse(text).and_then(|address| address.host(1)).unwrap_err();
+            assert!(error.message().contains(expected), "{text}: {error}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
     }
 
     #[test]
     fn values_are_read_or_named() {
         assert_eq!(duration("timeout", "2m").unwrap(), Duration::from_secs(120));
         assert_eq!(duration("timeout", "500ms").unwrap(), Duration::from_millis(500));
-        for wrong in ["", "5", "s", "-1s", "1.5s", "0s", "99999999999999999999h"] {
+        assert_eq!(duration("timeout", "1.5 s").unwrap(), Duration::from_millis(1_500));
+        assert_eq!(duration("timeout", "7d").unwrap(), Duration::from_secs(604_800));
+        for wrong in ["", "5", "s", "-1s", "1y", "1e9s", "1.2.3s", "99999999999w"] {
             let error = duration("timeout", wrong).unwrap_err();
             assert!(error.message().starts_with("`timeout` must be a duration"), "{error}");
         }
+        assert!(duration("timeout", "0s").unwrap_err().message().contains("a millisecond at least"));
+        assert_eq!(parse_duration("0s"), Some(Duration::ZERO));
         assert!(boolean("create", "yes").unwrap_err().message().contains("`create`"));
         assert_eq!(number("window", "3", 1usize).unwrap(), 3);
         assert!(number("window", "0", 1usize).is_err());

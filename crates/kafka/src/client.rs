@@ -26,7 +26,9 @@ use rdkafka::{
 use tokio::sync::Notify;
 
 use crate::{
-    config::{KafkaConfig, refused},
+    complaint::{self, Complaint},
+    config::KafkaConfig,
+    connection::refused,
     errors::{self, Fate},
 };
 
@@ -79,36 +81,27 @@ pub(crate) struct Ticket {
 /// What a producer says of its connections.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    /// The last thing that was wrong.
-    trouble: Mutex<Option<(Code, String)>>,
+    complaint: Complaint,
     /// No broker can be reached. librdkafka says so once, and never that one is back.
     down: AtomicBool,
 }
 
 impl Health {
-    fn note(&self, code: Code, reason: &str) {
-        if code == Code::AllBrokersDown {
+    fn note(&self, error: &KafkaError, reason: &str) {
+        if error.rdkafka_error_code() == Some(Code::AllBrokersDown) {
             self.down.store(true, Ordering::Relaxed);
-            // It says that all are down, and the error before it says why.
-            if lock(&self.trouble).is_some() {
-                return;
-            }
         }
-        *lock(&self.trouble) = Some((code, reason.to_owned()));
+        self.complaint.note(error, reason);
     }
 
     fn answered(&self) {
         self.down.store(false, Ordering::Relaxed);
-        *lock(&self.trouble) = None;
+        self.complaint.forget();
     }
 
     /// Whether no broker could be reached, and nothing was acknowledged since.
     pub(crate) fn is_down(&self) -> bool {
         self.down.load(Ordering::Relaxed)
-    }
-
-    fn trouble(&self) -> Option<(Code, String)> {
-        lock(&self.trouble).clone()
     }
 }
 
@@ -117,20 +110,11 @@ pub(crate) struct Context(Arc<Health>);
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        // Whatever is wrong with a connection reaches the operator once, as the error of a delivery.
-        match level {
-            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
-                tracing::error!(target: "airtight::kafka", facility, "{message}");
-            }
-            _ => tracing::debug!(target: "airtight::kafka", facility, "{message}"),
-        }
+        complaint::log(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(target: "airtight::kafka", %error, "{reason}");
-        if let Some(code) = error.rdkafka_error_code() {
-            self.0.note(code, reason);
-        }
+        self.0.note(&error, reason);
     }
 }
 
@@ -279,7 +263,7 @@ impl Client {
 
     /// Why nothing is acknowledged, in words.
     pub(crate) fn away(&self, producer: &Producer) -> Error {
-        errors::away(self.brokers(), producer.refused().or_else(|| producer.health.trouble()))
+        errors::away(self.brokers(), producer.refused().or_else(|| producer.health.complaint.last()))
     }
 
     /// What an error code on a message means.

@@ -49,7 +49,9 @@
 
 mod bus;
 mod client;
+mod complaint;
 mod config;
+mod connection;
 mod encode;
 mod errors;
 mod sink;
@@ -57,7 +59,8 @@ mod source;
 
 pub use self::{
     bus::NonAtomicKafkaBus,
-    config::{KafkaConfig, KafkaConnection, Sasl},
+    config::KafkaConfig,
+    connection::{KafkaConnection, Sasl},
     sink::KafkaSink,
     source::{KafkaSource, KafkaSourceConfig, Retry, Start},
 };

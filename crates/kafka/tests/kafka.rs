@@ -13,11 +13,12 @@ use std::{
 
 use airtight_core::{Class, Format, Op, Payload, Sink, sinks::memory::sample_event};
 use airtight_kafka::{KafkaConfig, KafkaSink};
-use airtight_testkit::brokers::process::free_port;
-
-use self::support::{
-    Tail, create_topic, delivery, error, letters, shared, shared_or_mock, sink, sized, unique,
+use airtight_testkit::{
+    brokers::process::free_port,
+    deliveries::{error_of, letters, of},
 };
+
+use self::support::{Tail, create_topic, shared, shared_or_mock, sink, sized, unique};
 
 #[tokio::test]
 async fn every_format_arrives_with_its_headers() {
@@ -29,7 +30,7 @@ async fn every_format_arrives_with_its_headers() {
         create_topic(&brokers, &topic, 1, &[]).await;
         let sink = sink(&format!("kafka://{brokers}/{topic}?format={}", format.as_str()));
         sink.open().await.unwrap();
-        assert_eq!(letters(&sink.deliver(&[delivery(event.clone())]).await), "d", "{}", format.as_str());
+        assert_eq!(letters(&sink.deliver(&[of(event.clone())]).await), "d", "{}", format.as_str());
         let seen = Tail::new(&brokers, &topic, 1).at_least(1).await.remove(0);
         let preview = sink.preview(&event).unwrap().unwrap();
         assert_eq!(seen.key.as_deref(), Some("acc-1"));
@@ -60,7 +61,7 @@ async fn a_delete_is_a_tombstone_and_an_empty_upsert_is_not() {
     events[0].payload = Payload::None;
     events[1].op = Op::Delete;
     events[2].occurred_at = time::macros::datetime!(2026-01-25 12:00 UTC);
-    let batch = events.map(delivery);
+    let batch = events.map(of);
     assert_eq!(letters(&sink.deliver(&batch).await), "ddd");
     let seen = Tail::new(&brokers, &topic, 1).at_least(3).await;
     assert_eq!(seen[0].body.as_deref(), Some(&b""[..]));
@@ -107,7 +108,7 @@ async fn one_message_too_large_dies_alone_and_its_key_waits() {
     ];
     let outcomes = sink.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "ddddpsds");
-    assert_eq!(error(&outcomes[4]).code(), "too_large");
+    assert_eq!(error_of(&outcomes[4]).code(), "too_large");
     let tail = Tail::new(&brokers, &topic, 1);
     // And the next call finds a producer that works.
     assert_eq!(letters(&sink.deliver(&[batch[5].clone(), batch[7].clone()]).await), "dd");
@@ -188,7 +189,7 @@ async fn a_missing_topic_is_named_or_created() {
     let batch = [sized(1, "a", 10), sized(2, "a", 10), sized(3, "b", 10)];
     let outcomes = strict.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "usu");
-    assert_eq!(error(&outcomes[0]).code(), "no_topic");
+    assert_eq!(error_of(&outcomes[0]).code(), "no_topic");
 
     let creating = sink(&format!("kafka://{brokers}/{topic}?create=true&create_partitions=3"));
     creating.open().await.unwrap();
@@ -206,7 +207,7 @@ async fn only_the_event_with_a_bad_topic_is_guilty() {
     let to = |seq, key: &str, to: Option<&str>| {
         let mut event = sample_event(seq, key);
         event.headers.extend(to.map(|to| ("to".to_owned(), to.to_owned())));
-        delivery(event)
+        of(event)
     };
     let batch = [
         to(1, "a", Some("x")),
@@ -217,8 +218,8 @@ async fn only_the_event_with_a_bad_topic_is_guilty() {
     ];
     let outcomes = sink.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "dpspd");
-    assert_eq!(error(&outcomes[1]).code(), "bad_topic");
-    assert_eq!(error(&outcomes[3]).code(), "missing_field");
+    assert_eq!(error_of(&outcomes[1]).code(), "bad_topic");
+    assert_eq!(error_of(&outcomes[3]).code(), "missing_field");
 }
 
 #[tokio::test]

@@ -5,9 +5,12 @@
 mod support;
 
 use airtight_core::{Class, Sink};
-use airtight_testkit::brokers::kafka::{Kafka, KafkaOptions, Listener, PASSWORD, USER};
+use airtight_testkit::{
+    brokers::kafka::{Kafka, KafkaOptions, Listener, PASSWORD, USER},
+    deliveries::{error_of, letters},
+};
 
-use self::support::{error, letters, sink, sized};
+use self::support::{sink, sized};
 
 const QUICK: &str = "connect_timeout=5s";
 
@@ -75,7 +78,7 @@ async fn missing_rights_are_nobodys_fault() {
     let batch = [sized(1, "a", 10), sized(2, "b", 10), sized(3, "a", 10)];
     let outcomes = strict.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "uss");
-    assert_eq!(error(&outcomes[0]).code(), "rights", "{:?}", outcomes[0]);
+    assert_eq!(error_of(&outcomes[0]).code(), "rights", "{:?}", outcomes[0]);
     kafka.allow(USER, "Write", "t").await;
     assert_eq!(letters(&strict.deliver(&batch).await), "ddd");
     // And creating is another right.

@@ -43,9 +43,9 @@ use tokio::{
 };
 
 use crate::{
-    answer::{self, printable},
-    config::{Auth, Resolved},
     encode::Outgoing,
+    errors::{self, printable},
+    resolved::{Auth, Resolved},
 };
 
 /// Nobody listens on port 0, and asking takes no time.
@@ -212,7 +212,7 @@ impl Client {
         }
         let (size, limit) = (outgoing.size(), connection.nats.max_payload());
         if size > limit {
-            return Err(answer::too_large(size, limit, "the server's `max_payload`"));
+            return Err(errors::too_large(size, limit, "the server's `max_payload`"));
         }
         let request = Request::new().headers(outgoing.header_map()).payload(outgoing.body.clone());
         match self.ask(connection, &outgoing.subject, request).await {
@@ -228,10 +228,10 @@ impl Client {
         message: &Message,
     ) -> Result<()> {
         let stream = self.config.stream.as_deref();
-        match answer::read(&outgoing.subject, stream, &message.payload) {
+        match errors::check_answer(&outgoing.subject, stream, &message.payload) {
             Err(error) if error.code() == "too_large" => {
                 let limit = self.stream_limit(connection, &message.payload).await;
-                Err(answer::too_large_for_stream(outgoing.size(), limit))
+                Err(errors::too_large_for_stream(outgoing.size(), limit))
             }
             other => other,
         }
@@ -268,10 +268,10 @@ impl Client {
     fn unanswered(&self, unanswered: Unanswered, outgoing: &Outgoing) -> Error {
         let Outgoing { subject, .. } = outgoing;
         match unanswered {
-            Unanswered::NoResponders => answer::no_stream(subject, self.config.stream.as_deref()),
+            Unanswered::NoResponders => errors::no_stream(subject, self.config.stream.as_deref()),
             Unanswered::Denied(complaint) => self.denied(&complaint),
             Unanswered::TooLarge(limit) => {
-                answer::too_large(outgoing.size(), limit, "the server's `max_payload`")
+                errors::too_large(outgoing.size(), limit, "the server's `max_payload`")
             }
             Unanswered::Lost(why) => self.lost(&why),
             // A stream that has lost its quorum does not answer, nor does one with `no_ack`, nor a server that

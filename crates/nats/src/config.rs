@@ -1,16 +1,13 @@
-//! What can be configured, and its way into checked types. Needs no network.
+//! What can be configured, in code, in a URL or in a table. `resolved.rs` checks it.
 //!
 //! Secrets go in here and never come out in words: neither `Debug` nor an error shows a password, a token or a
 //! seed.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use airtight_core::{Error, Format, Result, route::Template};
-use async_nats::ServerAddr;
-
-use crate::{
-    subject, tls,
-    values::{boolean, duration, number, percent_decode, servers},
+use airtight_core::{
+    Format, Result,
+    settings::{Address, bad, boolean, duration, number, unknown},
 };
 
 /// Where to publish events, and how. Checked by [`crate::NatsSink::new`].
@@ -119,10 +116,8 @@ impl NatsConfig {
     /// Reads `nats://[user:password@|token@]host[:port][,host…][/SUBJECT][?key=value&…]`; `tls://` and
     /// `nats+tls://` insist on encryption. Special characters are written as `%XX`.
     pub fn from_url(url: &str) -> Result<Self> {
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| {
-            bad("url", "is not a URL; it should look like nats://host:4222/orders.{event_type}")
-        })?;
-        let tls = match scheme.to_ascii_lowercase().as_str() {
+        let address = Address::parse(url)?;
+        let tls = match address.scheme.as_str() {
             "nats" => false,
             "tls" | "nats+tls" => true,
             other => {
@@ -132,28 +127,18 @@ impl NatsConfig {
                 ));
             }
         };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (credentials, servers) = match authority.rsplit_once('@') {
-            Some((credentials, servers)) => (Some(credentials), servers),
-            None => (None, authority),
-        };
-        let mut config = Self::new(servers);
+        let subject = address.path();
+        let mut config = Self::new(address.hosts);
         config.tls = tls;
-        match credentials.map(|text| text.split_once(':').ok_or(text)) {
-            Some(Ok((user, password))) => {
-                config.user = Some(percent_decode("user", user)?);
-                config.password = Some(percent_decode("password", password)?);
-            }
-            Some(Err(token)) => config.token = Some(percent_decode("token", token)?),
-            None => {}
+        match address.password {
+            None => config.token = address.user,
+            password => (config.user, config.password) = (address.user, password),
         }
-        if !path.is_empty() {
-            config.subject = percent_decode("subject", path)?;
+        if let Some(subject) = subject {
+            config.subject = subject;
         }
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            config.set(key, &percent_decode(key, value)?)?;
+        for (key, value) in &address.query {
+            config.set(key, value)?;
         }
         Ok(config)
     }
@@ -178,139 +163,16 @@ impl NatsConfig {
             "create_subjects" => {
                 self.create_subjects = value.split(',').map(|subject| subject.trim().to_owned()).collect();
             }
-            "create_replicas" => self.create_replicas = number(key, value)?,
+            "create_replicas" => self.create_replicas = number(key, value, 1)?,
             "format" => self.format = Format::parse(value).map_err(|error| bad(key, error))?,
             "timeout" => self.timeout = duration(key, value)?,
             "connect_timeout" => self.connect_timeout = duration(key, value)?,
-            "window" => self.window = number(key, value)?,
+            "window" => self.window = number(key, value, 1)?,
             "name" => self.name = text(),
             "inbox_prefix" => self.inbox_prefix = text(),
-            other => {
-                let known = Self::KEYS.join(", ");
-                return Err(bad(&other.escape_debug().to_string(), format!("is unknown; there are {known}")));
-            }
+            other => return Err(unknown(other, Self::KEYS)),
         }
         Ok(())
-    }
-
-    /// The checked form.
-    pub(crate) fn resolve(self) -> Result<Resolved> {
-        let servers = servers(&self.servers, self.tls)?;
-        let auth = self.auth()?;
-        let tls = tls::client_config(
-            self.tls,
-            self.ca.as_deref(),
-            match (&self.cert, &self.key) {
-                (Some(cert), Some(key)) => Some((cert, key)),
-                (None, None) => None,
-                (Some(_), None) => return Err(bad("cert", "needs `key`, the certificate's private key")),
-                (None, Some(_)) => {
-                    return Err(bad("key", "needs `cert`, the certificate that it belongs to"));
-                }
-            },
-        )?;
-        let subject = Template::parse(&self.subject).map_err(|error| bad("subject", error))?;
-        subject::check_template(&subject).map_err(|error| bad("subject", error.message()))?;
-        let created = self.created(&subject)?;
-        for (key, duration) in [("timeout", self.timeout), ("connect_timeout", self.connect_timeout)] {
-            if duration.is_zero() {
-                return Err(bad(key, "must be longer than zero"));
-            }
-        }
-        if !(1..=65_536).contains(&self.window) {
-            return Err(bad("window", "must be between 1 and 65536"));
-        }
-        subject::check(&self.inbox_prefix).map_err(|error| bad("inbox_prefix", error.message()))?;
-        Ok(Resolved {
-            shown: self.servers.trim().to_owned(),
-            servers,
-            auth,
-            tls,
-            subject,
-            stream: self.stream,
-            created,
-            format: self.format,
-            timeout: self.timeout,
-            connect_timeout: self.connect_timeout,
-            window: self.window,
-            name: self.name,
-            inbox_prefix: self.inbox_prefix,
-        })
-    }
-
-    fn auth(&self) -> Result<Auth> {
-        let mut ways = Vec::new();
-        match (&self.user, &self.password) {
-            (Some(user), Some(password)) => ways.push(Auth::User(user.clone(), password.clone())),
-            (Some(_), None) => return Err(bad("user", "needs `password`")),
-            (None, Some(_)) => return Err(bad("password", "needs `user`")),
-            (None, None) => {}
-        }
-        if let Some(token) = &self.token {
-            ways.push(Auth::Token(token.clone()));
-        }
-        if let Some(path) = &self.creds {
-            // What only the file's content can tell, the server will; that it is there can be said now.
-            let text = std::fs::read_to_string(path).map_err(|error| {
-                bad("creds", format!("is the file {}, which cannot be read: {error}", path.display()))
-            })?;
-            if async_nats::ConnectOptions::with_credentials(&text).is_err() {
-                return Err(bad(
-                    "creds",
-                    format!("is the file {}, which is not a NATS credentials file", path.display()),
-                ));
-            }
-            ways.push(Auth::Credentials(path.clone()));
-        }
-        if let Some(seed) = &self.nkey {
-            let seed = seed.trim();
-            let plain = seed.len() == 58 && seed.bytes().all(|byte| byte.is_ascii_alphanumeric());
-            if !(plain && seed.starts_with("SU")) {
-                return Err(bad(
-                    "nkey",
-                    "is not the seed of a user, which begins with SU and has 58 letters",
-                ));
-            }
-            ways.push(Auth::NKey(seed.to_owned()));
-        }
-        if ways.len() > 1 {
-            return Err(bad("user", "and `token`, `creds` and `nkey` exclude each other: set one of them"));
-        }
-        Ok(ways.pop().unwrap_or(Auth::None))
-    }
-
-    /// What to create, if that is allowed.
-    fn created(&self, template: &Template) -> Result<Option<Created>> {
-        if let Some(name) = &self.stream {
-            let forbidden =
-                |c: char| c.is_whitespace() || c.is_control() || matches!(c, '.' | '*' | '>' | '/' | '\\');
-            if name.is_empty() || name.len() > 255 || name.contains(forbidden) {
-                return Err(bad("stream", "is not a stream's name: no dots, spaces, slashes, `*` or `>`"));
-            }
-        }
-        if !self.create {
-            return Ok(None);
-        }
-        if self.stream.is_none() {
-            return Err(bad("create", "needs `stream`, the name of the stream to create"));
-        }
-        if !(1..=5).contains(&self.create_replicas) {
-            return Err(bad("create_replicas", "must be between 1 and 5"));
-        }
-        let subjects = match self.create_subjects.as_slice() {
-            [] => vec![subject::all_of(template).ok_or_else(|| {
-                let why = "must be set: the subject's template does not begin with a token of its own";
-                bad("create_subjects", format!("{why} (`orders.{{event_type}}` would be `orders.>`)"))
-            })?],
-            given => given.to_vec(),
-        };
-        if let Some(wrong) = subjects.iter().find(|subject| !subject::is_filter(subject)) {
-            return Err(bad(
-                "create_subjects",
-                format!("has `{}`, which is no subject", wrong.escape_debug()),
-            ));
-        }
-        Ok(Some(Created { subjects, replicas: self.create_replicas }))
     }
 }
 
@@ -344,47 +206,9 @@ impl fmt::Debug for NatsConfig {
     }
 }
 
-/// A config that was checked.
-pub(crate) struct Resolved {
-    /// The servers as they may be shown.
-    pub(crate) shown: String,
-    pub(crate) servers: Vec<ServerAddr>,
-    pub(crate) auth: Auth,
-    pub(crate) tls: rustls::ClientConfig,
-    pub(crate) subject: Template,
-    pub(crate) stream: Option<String>,
-    pub(crate) created: Option<Created>,
-    pub(crate) format: Format,
-    pub(crate) timeout: Duration,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) window: usize,
-    pub(crate) name: String,
-    pub(crate) inbox_prefix: String,
-}
-
-/// How to say who we are.
-pub(crate) enum Auth {
-    None,
-    User(String, String),
-    Token(String),
-    Credentials(PathBuf),
-    NKey(String),
-}
-
-/// A stream that may be created.
-pub(crate) struct Created {
-    pub(crate) subjects: Vec<String>,
-    pub(crate) replicas: usize,
-}
-
-/// A config error: the key, and what to do.
-pub(crate) fn bad(key: &str, what: impl fmt::Display) -> Error {
-    Error::permanent("bad_config", format!("nats: `{key}` {what}"))
-}
-
 #[cfg(test)]
 mod tests {
-    use airtight_core::Class;
+    use airtight_core::{Class, Error};
 
     use super::*;
 
@@ -453,19 +277,20 @@ mod tests {
         let url = |rest: &str| NatsConfig::from_url(&format!("nats://user:hunter2@host/{rest}"));
         let bare = |rest: &str| NatsConfig::from_url(&format!("nats://host/{rest}"));
         let cases = [
-            (NatsConfig::from_url("hunter2"), "`url` is not a URL"),
+            (NatsConfig::from_url("hunter2"), "`url` has no `://`"),
             (NatsConfig::from_url("http://user:hunter2@host"), "found `http:`"),
             (NatsConfig::from_url("nats://"), "`servers` must be host:port"),
             (NatsConfig::from_url("nats://a,,b"), "`servers` must be host:port"),
             (NatsConfig::from_url("nats://host:port"), "`servers` must be host:port"),
             (Ok(NatsConfig::new("user:hunter2@host")), "`servers` must be host:port"),
             (NatsConfig::from_url("nats://u:hunter2%@host"), "`password` has a `%`"),
-            (url("?widnow=1"), "`widnow` is unknown; there are servers, tls"),
-            (url("?window=0"), "`window` must be between"),
+            (url("?widnow=1"), "`widnow` is not a setting of this sink; there are `servers`, `tls`"),
+            (url("?window=0"), "`window` must be a whole number of at least 1"),
+            (url("?window=70000"), "`window` must be between"),
             (url("?window=many"), "`window` must be a whole number"),
-            (url("?timeout=0s"), "`timeout` must be longer"),
-            (url("?connect_timeout=0ms"), "`connect_timeout` must be longer"),
-            (url("?timeout=10"), "`timeout` is not a duration"),
+            (url("?timeout=0s"), "`timeout` must be a millisecond at least"),
+            (url("?connect_timeout=0ms"), "`connect_timeout` must be a millisecond at least"),
+            (url("?timeout=10"), "`timeout` must be a duration"),
             (url("?format=xml"), "`format` unknown format `xml`"),
             (url("?token=hunter2"), "exclude each other"),
             (bare("?user=u"), "`user` needs `password`"),

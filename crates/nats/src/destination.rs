@@ -8,9 +8,9 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
-    answer::{self, Refusal, code, printable},
     client::{Client, Connection, Unanswered},
-    config::Created,
+    errors::{self, Refusal, code, printable},
+    resolved::Created,
 };
 
 /// Either what was asked for or a refusal.
@@ -77,7 +77,7 @@ impl Client {
     async fn check_subject(&self, connection: &Arc<Connection>, subject: &str) -> Result<()> {
         match self.api::<Names>(connection, "STREAM.NAMES", &json!({ "subject": subject })).await {
             Ok(Reply::Given(names)) if names.streams.as_ref().is_none_or(Vec::is_empty) => {
-                Err(answer::no_stream(subject, None))
+                Err(errors::no_stream(subject, None))
             }
             Ok(Reply::Given(_)) | Err(Unanswered::Denied(_)) => Ok(()),
             Ok(Reply::Refused { error }) => Err(refused(subject, &error)),
@@ -117,7 +117,7 @@ impl Client {
 
     /// The largest message that the stream of a refusal takes; none where nobody says.
     pub(crate) async fn stream_limit(&self, connection: &Arc<Connection>, refusal: &[u8]) -> Option<usize> {
-        let name = answer::stream_of(refusal).or_else(|| self.config().stream.clone())?;
+        let name = errors::stream_of(refusal).or_else(|| self.config().stream.clone())?;
         match self.api::<Stream>(connection, &format!("STREAM.INFO.{name}"), &json!({})).await {
             Ok(Reply::Given(stream)) => {
                 usize::try_from(stream.config.max_msg_size).ok().filter(|size| *size > 0)

@@ -9,7 +9,7 @@ use airtight_core::{
 use async_nats::HeaderMap;
 use bytes::Bytes;
 
-use crate::{config::Resolved, subject};
+use crate::{resolved::Resolved, subject};
 
 /// A message has no key, so the aggregate id is a header; and an empty body means nothing in particular.
 const CARRIER: Carrier = Carrier { has_key: false, has_tombstones: false, cloudevents_prefix: "ce-" };

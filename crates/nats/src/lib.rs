@@ -69,14 +69,14 @@
 //! Events of one key arrive in order, on first sight: the next is sent when the one before was acknowledged.
 //! Repeats are dropped within the duplicate window and may be seen after it.
 
-mod answer;
 mod client;
 mod config;
 mod destination;
 mod encode;
+mod errors;
+mod resolved;
 mod sink;
 mod subject;
 mod tls;
-mod values;
 
 pub use self::{config::NatsConfig, sink::NatsSink};

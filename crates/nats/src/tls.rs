@@ -5,15 +5,13 @@ use std::{
     sync::Arc,
 };
 
-use airtight_core::Result;
+use airtight_core::{Result, settings::bad};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use rustls_platform_verifier::BuilderVerifierExt;
-
-use crate::config::bad;
 
 /// ring, without a process-wide default that an application might want to set itself; the roots of `ca` or of the
 /// system; a certificate of our own, with its key.

@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use airtight_core::{Class, Delivery, Error, Outcome, Sink, sinks::memory::sample_event};
 use airtight_nats::{NatsConfig, NatsSink};
-use airtight_testkit::brokers::{nats::NatsServer, process::free_port};
-use support::{config, create_stream, delivery, expect, jetstream, of, orders, send, sink, stored};
+use airtight_testkit::{
+    brokers::{nats::NatsServer, process::free_port},
+    deliveries::{delivery, of},
+};
+use support::{config, create_stream, expect, jetstream, orders, send, sink, stored};
 use tokio::{io::AsyncWriteExt, net::TcpListener};
 
 const SEED: &str = "SUANQDPB2RUOE4ETUA26CNX7FUKE5ZZKFCQIIW63OX225F2CO7UEXTM7ZY";

@@ -7,8 +7,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use airtight_core::{Class, Delivery, Outcome, Payload, Sink, sinks::memory::sample_event};
-use airtight_testkit::{brokers::nats::NatsServer, wait::eventually};
-use support::{config, create_stream, jetstream, of, orders, sink};
+use airtight_testkit::{brokers::nats::NatsServer, deliveries::of, wait::eventually};
+use support::{config, create_stream, jetstream, orders, sink};
 
 /// Resident bytes of this process.
 fn resident() -> usize {

@@ -12,13 +12,13 @@ use airtight_core::{
     sinks::memory::sample_event,
 };
 use airtight_nats::NatsConfig;
-use airtight_testkit::brokers::nats::NatsServer;
+use airtight_testkit::{
+    brokers::nats::NatsServer,
+    deliveries::{delivery, of, percent_decode},
+};
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
 use futures::StreamExt;
-use support::{
-    Stored, config, create_stream, delivery, expect, jetstream, of, orders, percent_decode, send, sink,
-    stored,
-};
+use support::{Stored, config, create_stream, expect, jetstream, orders, send, sink, stored};
 
 /// Starts a server with the stream `ORDERS`, or leaves the test.
 macro_rules! server_with_orders {

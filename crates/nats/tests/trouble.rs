@@ -12,8 +12,12 @@ use std::{
 };
 
 use airtight_core::{Class, Delivery, Outcome, Sink, sinks::memory::sample_event};
-use airtight_testkit::{brokers::nats::NatsServer, wait::eventually};
-use support::{config, create_stream, delivery, jetstream, of, orders, send, sink, stored};
+use airtight_testkit::{
+    brokers::nats::NatsServer,
+    deliveries::{delivery, of},
+    wait::eventually,
+};
+use support::{config, create_stream, jetstream, orders, send, sink, stored};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

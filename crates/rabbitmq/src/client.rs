@@ -35,9 +35,9 @@ use tokio::{
 };
 
 use crate::{
-    config::{Declare, Destination, Resolved},
     encode::Outgoing,
-    error::{self, Doing, classify, root_cause},
+    errors::{self, Doing, classify, root_cause},
+    resolved::{Declare, Destination, Resolved},
 };
 
 /// How long a broker that has not confirmed a message may take to show that it is there at all.
@@ -171,10 +171,10 @@ impl Link {
     /// An error while the broker takes no messages.
     pub(crate) fn ensure_open(&self) -> Result<()> {
         if !self.is_up() {
-            return Err(error::lost(&self.config));
+            return Err(errors::lost(&self.config));
         }
         match &*self.blocked.borrow() {
-            Some(reason) => Err(error::blocked(&self.config, reason)),
+            Some(reason) => Err(errors::blocked(&self.config, reason)),
             None => Ok(()),
         }
     }
@@ -198,7 +198,7 @@ impl Link {
     pub(crate) async fn publish(&self, message: &Outgoing) -> Result<()> {
         let frame_max = self.connection.configuration().frame_max() as usize;
         if frame_max > 0 && message.header_frame > frame_max {
-            return Err(error::headers_too_large(message, frame_max));
+            return Err(errors::headers_too_large(message, frame_max));
         }
         // Its holders have timeouts, and so this wait ends too.
         let _turn = self.window.acquire().await;
@@ -225,11 +225,11 @@ impl Link {
         match confirmed {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => {
-                let error = error::unroutable(&self.config, message, &returned);
+                let error = errors::unroutable(&self.config, message, &returned);
                 self.forget(message, &error);
                 Err(error)
             }
-            Confirmation::Nack(None) | Confirmation::NotRequested => Err(error::nacked(message)),
+            Confirmation::Nack(None) | Confirmation::NotRequested => Err(errors::nacked(message)),
         }
     }
 
@@ -238,7 +238,7 @@ impl Link {
         let mut blocked = self.blocked.clone();
         let stopped = async {
             let reason = blocked.wait_for(Option::is_some).await.ok()?.clone();
-            reason.map(|reason| error::blocked(&self.config, &reason))
+            reason.map(|reason| errors::blocked(&self.config, &reason))
         };
         tokio::select! {
             biased;
@@ -402,7 +402,7 @@ async fn establish(config: &Resolved) -> Result<(Connection, Socket)> {
         .map_err(|_| {
             too_late("took the connection and did not answer in TLS: is this RabbitMQ's port for TLS?")
         })?
-        .map_err(|error| error::no_tls(config, &error))?;
+        .map_err(|error| errors::no_tls(config, &error))?;
 
     // lapin asks for the stream in its own thread, and again if it wanted to reconnect.
     let stream = Mutex::new(Some(stream));

@@ -15,7 +15,7 @@ use lapin::{
     types::{AMQPValue, FieldTable, ShortString},
 };
 
-use crate::config::{Resolved, SHORT, short};
+use crate::resolved::{Resolved, SHORT, short};
 
 const CARRIER: Carrier =
     Carrier { has_key: false, has_tombstones: false, cloudevents_prefix: "cloudEvents:" };

@@ -83,7 +83,8 @@
 mod client;
 mod config;
 mod encode;
-mod error;
+mod errors;
+mod resolved;
 mod sink;
 
 pub use self::{

@@ -8,7 +8,10 @@ use airtight_core::{
     Class, Event, Op, Outcome, Payload, Sink,
     format::{Format, Incoming, decode},
 };
-use airtight_testkit::brokers::rabbitmq::shared;
+use airtight_testkit::{
+    brokers::rabbitmq::shared,
+    deliveries::{delivery, error_of, letters},
+};
 use lapin::{
     ExchangeKind,
     message::BasicGetMessage,
@@ -16,7 +19,7 @@ use lapin::{
     types::{AMQPValue, FieldTable},
 };
 
-use crate::support::{Hand, deliver_one, delivery, failed, sink, unique, words};
+use crate::support::{Hand, deliver_one, sink, unique};
 
 fn header(message: &BasicGetMessage, name: &str) -> Option<String> {
     match message.properties.headers().as_ref()?.inner().get(name)? {
@@ -100,7 +103,7 @@ async fn among_many_only_those_that_came_back_are_unroutable() {
             assert!(matches!(outcome, Outcome::Delivered), "{outcome:?}");
             expected.push(delivery.event.id.clone());
         } else {
-            let error = failed(outcome);
+            let error = error_of(&outcome);
             assert_eq!((error.class(), error.code()), (Class::Permanent, "unroutable"));
             assert!(error.message().contains(&delivery.event.aggregate_type), "{error}");
         }
@@ -126,7 +129,7 @@ async fn an_unroutable_event_waits_for_its_binding() {
     let sink = sink(&url, &[("exchange", &exchange), ("routing_key", "orders.{event_type}")]);
     sink.open().await.unwrap();
     let event = delivery(1, "k");
-    let error = failed(deliver_one(&sink, &event).await);
+    let error = error_of(&deliver_one(&sink, &event).await);
     assert_eq!((error.class(), error.code()), (Class::Unavailable, "unroutable"));
     assert!(error.message().contains(&exchange) && error.message().contains("orders.Tested"), "{error}");
 
@@ -159,7 +162,7 @@ async fn a_missing_exchange_is_named_and_makes_no_event_dead() {
     let mut event = delivery(1, "k");
     event.event.aggregate_type = missing.clone();
     for _ in 0..3 {
-        let error = failed(deliver_one(&by_field, &event).await);
+        let error = error_of(&deliver_one(&by_field, &event).await);
         assert_eq!((error.class(), error.code()), (Class::Unavailable, "no_exchange"));
         assert!(error.message().contains(&missing), "{error}");
     }
@@ -183,7 +186,7 @@ async fn queues_are_declared_on_first_use_and_again_when_they_are_gone() {
         hand.make_queue(&stream, arguments).await;
         // Somebody deletes it: the event waits once, and then there is a new one.
         hand.delete_queue(&stream).await;
-        let error = failed(deliver_one(&sink, &event).await);
+        let error = error_of(&deliver_one(&sink, &event).await);
         assert_eq!((error.class(), error.code()), (Class::Unavailable, "unroutable"));
         assert!(matches!(deliver_one(&sink, &event).await, Outcome::Delivered));
         hand.delete_queue(&stream).await;
@@ -210,7 +213,7 @@ async fn exchanges_are_declared_and_one_with_other_settings_is_explained() {
 
     let topic = sink(&url, &[("exchange", &exchange), ("declare", "true")]);
     let of_open = topic.open().await.unwrap_err();
-    let of_event = failed(deliver_one(&topic, &delivery(1, "k")).await);
+    let of_event = error_of(&deliver_one(&topic, &delivery(1, "k")).await);
     let transient = unique("transient");
     let options = QueueDeclareOptions { auto_delete: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(transient.as_str().into(), options, FieldTable::default()).await.unwrap();
@@ -237,8 +240,8 @@ async fn a_full_queue_is_retried() {
     assert!(matches!(deliver_one(&sink, &delivery(1, "k")).await, Outcome::Delivered));
     let batch = [delivery(2, "k"), delivery(3, "k")];
     let outcomes = sink.deliver(&batch).await;
-    assert_eq!(words(&outcomes), "fs");
-    let error = failed(outcomes[0].clone());
+    assert_eq!(letters(&outcomes), "rs");
+    let error = error_of(&outcomes[0]);
     assert_eq!((error.class(), error.code()), (Class::Retryable, "nack"));
     assert!(error.message().contains(&queue), "{error}");
     assert_eq!(hand.ids(&queue).await.len(), 1);
@@ -260,8 +263,8 @@ async fn a_name_that_amqp_refuses_is_the_events_own_fault() {
     batch[1].event.stream = "x".repeat(256);
     batch[2].event.stream = "amq.mine".into();
     let outcomes = sink.deliver(&batch).await;
-    assert_eq!(words(&outcomes), "dffds");
-    let (long, reserved) = (failed(outcomes[1].clone()), failed(outcomes[2].clone()));
+    assert_eq!(letters(&outcomes), "dppds");
+    let (long, reserved) = (error_of(&outcomes[1]), error_of(&outcomes[2]));
     assert_eq!((long.class(), long.code()), (Class::Permanent, "bad_routing_key"));
     assert_eq!((reserved.class(), reserved.code()), (Class::Permanent, "bad_name"), "{reserved}");
     assert_eq!(hand.ids(&queue).await.len(), 2);
@@ -294,12 +297,12 @@ async fn headers_of_any_kind_arrive_and_only_too_many_are_refused() {
         delivery.event.headers.insert("p".into(), "x".repeat(bytes));
         delivery
     };
-    let error = failed(deliver_one(&sink, &with_padding("k", 131_072)).await);
+    let error = error_of(&deliver_one(&sink, &with_padding("k", 131_072)).await);
     assert_eq!((error.class(), error.code()), (Class::Permanent, "too_large"));
     let said: usize = error.message().split(' ').find_map(|word| word.parse().ok()).unwrap();
     let most = 131_072 - (said - 131_072);
     let batch = [delivery(2, "a"), with_padding("b", most), with_padding("c", most + 1), delivery(3, "d")];
-    assert_eq!(words(&sink.deliver(&batch).await), "ddfd");
+    assert_eq!(letters(&sink.deliver(&batch).await), "ddpd");
     assert_eq!(hand.drain(&queue).await.len(), 3);
     hand.delete_queue(&queue).await;
 }
@@ -313,7 +316,7 @@ async fn keys_keep_their_order_and_go_side_by_side() {
     let sink = sink(&url, &[("routing_key", &queue)]);
     let batch: Vec<_> = (0..1_000).map(|n| delivery(n, &format!("key-{}", n * 7 % 50))).collect();
     let outcomes = sink.deliver(&batch).await;
-    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Delivered)), "{}", words(&outcomes));
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Delivered)), "{}", letters(&outcomes));
     let mut last = std::collections::HashMap::new();
     let messages = hand.drain(&queue).await;
     assert_eq!(messages.len(), 1_000);

@@ -23,7 +23,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{config::RedisConfig, refusal::Refusal, tls::Tls};
+use crate::{config::RedisConfig, errors::Refusal, tls::Tls};
 
 /// A connection that was not used for this long is asked whether it still lives: servers and firewalls close idle
 /// ones, and a delivery should not be what finds out.

@@ -5,9 +5,11 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use airtight_core::{Error, Result, format::Format};
-use percent_encoding::percent_decode_str;
-use url::Url;
+use airtight_core::{
+    Result,
+    format::Format,
+    settings::{Address, bad, duration, number, unknown},
+};
 
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -91,27 +93,18 @@ impl RedisConfig {
 
     /// Reads `redis://[[user]:password@]host[:6379][/DATABASE][?key=value&…]`, or `rediss://` for TLS.
     pub fn from_url(url: &str) -> Result<Self> {
-        // The text itself stays out of messages: it may hold a password.
-        let url = Url::parse(url).map_err(|error| {
-            bad("url", format!("is not a URL ({error}); it should look like redis://host:6379 (special characters in a password are written as %XX)"))
-        })?;
-        let tls = match url.scheme() {
+        let address = Address::parse(url)?;
+        let tls = match address.scheme.as_str() {
             "redis" => false,
             "rediss" => true,
             other => {
                 return Err(bad("url", format!("must begin with redis:// or rediss://, found `{other}:`")));
             }
         };
-        let Some(host) = url.host_str().filter(|host| !host.is_empty()) else {
-            return Err(bad("url", "names no host; it should look like redis://host:6379"));
-        };
-        // An IPv6 address stands in brackets in a URL, and nowhere else.
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let mut config = Self::new(host, url.port().unwrap_or(6379));
+        let (host, port) = address.host(6379)?;
+        let mut config = Self::new(host, port);
         config.tls = tls;
-        config.user = Some(decoded("user", url.username())?).filter(|user| !user.is_empty());
-        config.password = url.password().map(|password| decoded("password", password)).transpose()?;
-        config.database = match url.path().trim_matches('/') {
+        config.database = match address.path().unwrap_or_default().trim_matches('/') {
             "" => 0,
             number => number.parse().map_err(|_| {
                 bad(
@@ -120,10 +113,10 @@ impl RedisConfig {
                 )
             })?,
         };
-        for pair in url.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let key = decoded("url", key)?;
-            config.set(&key, &decoded(&key, value)?)?;
+        config.user = address.user;
+        config.password = address.password.filter(|password| !password.is_empty());
+        for (key, value) in &address.query {
+            config.set(key, value)?;
         }
         Ok(config)
     }
@@ -132,23 +125,17 @@ impl RedisConfig {
     pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
         match key {
             "key" => self.key = value.to_owned(),
-            "max_len" => self.max_len = Some(number(key, value)?),
+            "max_len" => self.max_len = Some(number(key, value, 1)?),
             "max_age" => self.max_age = Some(duration(key, value)?),
             "format" => self.format = Format::parse(value)?,
             "timeout" => self.timeout = duration(key, value)?,
             "connect_timeout" => self.connect_timeout = duration(key, value)?,
-            "wait_replicas" => self.wait_replicas = number(key, value)?,
+            "wait_replicas" => self.wait_replicas = number(key, value, 0)?,
             "ca" => self.ca = Some(value.into()),
             "cert" => self.cert = Some(value.into()),
             "cert_key" => self.cert_key = Some(value.into()),
             "name" => self.name = value.to_owned(),
-            other => {
-                let known = Self::KEYS.join("`, `");
-                return Err(Error::permanent(
-                    "bad_config",
-                    format!("redis: unknown key `{}`; there are `{known}`", other.escape_debug()),
-                ));
-            }
+            other => return Err(unknown(other, Self::KEYS)),
         }
         Ok(())
     }
@@ -221,44 +208,6 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
-/// A config error: the key, and what to do.
-pub(crate) fn bad(key: &str, what: impl fmt::Display) -> Error {
-    Error::permanent("bad_config", format!("redis: `{key}` {what}"))
-}
-
-fn decoded(key: &str, text: &str) -> Result<String> {
-    let text = percent_decode_str(text).decode_utf8();
-    text.map(Into::into).map_err(|_| bad(key, "has a %XX that is not UTF-8 text"))
-}
-
-fn number<T: std::str::FromStr>(key: &str, text: &str) -> Result<T> {
-    text.parse().map_err(|_| bad(key, format!("must be a whole number, found `{}`", text.escape_debug())))
-}
-
-/// `500ms`, `10s`, `2m`, `12h`, `7d`.
-fn duration(key: &str, text: &str) -> Result<Duration> {
-    let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let millis = match &text[at..] {
-        "ms" => Some(1),
-        "s" => Some(1_000),
-        "m" => Some(60_000),
-        "h" => Some(3_600_000),
-        "d" => Some(86_400_000),
-        _ => None,
-    };
-    let number = text[..at].parse::<u64>().ok();
-    number
-        .zip(millis)
-        .and_then(|(number, millis)| number.checked_mul(millis))
-        .map(Duration::from_millis)
-        .ok_or_else(|| {
-            bad(
-                key,
-                format!("must be a duration like `500ms`, `10s` or `2m`, found `{}`", text.escape_debug()),
-            )
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use airtight_core::Class;
@@ -292,18 +241,18 @@ mod tests {
     #[test]
     fn a_wrong_config_is_refused_with_the_key_and_without_secrets() {
         for (url, expected) in [
-            ("hunter2 no url", "`url` is not a URL"),
+            ("hunter2 no url", "`url` has no `://`"),
             ("http://u:hunter2@host", "found `http:`"),
             ("redis:///0", "names no host"),
-            ("redis://u:hunter2@host:port", "`url` is not a URL"),
+            ("redis://u:hunter2@host:port", "`url` has a port that is not a number"),
             ("redis://u:hunter2@host/orders", "not a database's number"),
             ("redis://u:%ff@host", "`password` has a %XX"),
-            ("redis://host?keey=x", "unknown key `keey`; there are `key`, `max_len`"),
-            ("redis://host?max_len=many", "`max_len` must be a whole number, found `many`"),
-            ("redis://host?max_len=0", "`max_len` must be at least 1"),
+            ("redis://host?keey=x", "`keey` is not a setting of this sink; there are `key`, `max_len`"),
+            ("redis://host?max_len=many", "`max_len` must be a whole number of at least 1, found `many`"),
+            ("redis://host?max_len=0", "`max_len` must be a whole number of at least 1"),
             ("redis://host?max_len=1&max_age=1d", "`max_age` cannot be set beside"),
             ("redis://host?timeout=10", "`timeout` must be a duration"),
-            ("redis://host?timeout=0s", "`timeout` must be between"),
+            ("redis://host?timeout=0s", "`timeout` must be a millisecond at least"),
             ("redis://host?connect_timeout=2d", "`connect_timeout` must be between"),
             ("redis://host?max_age=0s", "`max_age` must be a millisecond"),
             ("redis://host?timeout=99999999999999999999d", "`timeout` must be a duration"),

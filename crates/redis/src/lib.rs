@@ -89,7 +89,7 @@ mod check;
 mod client;
 mod config;
 mod encode;
-mod refusal;
+mod errors;
 mod sink;
 mod tls;
 

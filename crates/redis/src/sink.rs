@@ -19,7 +19,7 @@ use crate::{
     client::{Client, Connection},
     config::RedisConfig,
     encode::{CARRIER, Entry, Trim, script},
-    refusal::Refusal,
+    errors::Refusal,
 };
 
 /// The most events in one request, so that nobody else waits long for the server: a millisecond or two.
@@ -41,7 +41,7 @@ impl RedisSink {
     /// Checks the config, templates and files included, and nothing on the network. A permanent error names the key
     /// that is wrong.
     pub fn new(config: RedisConfig) -> Result<Self> {
-        let key = Template::parse(&config.key).map_err(|error| error.context("redis: `key`"))?;
+        let key = Template::parse(&config.key).map_err(|error| error.context("`key`"))?;
         let encoder = Encoder::new(config.format, CARRIER);
         Ok(Self { client: Client::new(config)?, key, encoder })
     }

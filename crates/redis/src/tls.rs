@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use airtight_core::Result;
+use airtight_core::{Result, settings::bad};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
@@ -11,7 +11,7 @@ use rustls::{
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio_rustls::TlsConnector;
 
-use crate::config::{RedisConfig, bad};
+use crate::RedisConfig;
 
 /// What makes a connection a private one.
 pub(crate) struct Tls {

@@ -7,7 +7,7 @@ mod support;
 
 use airtight_core::{Class, Delivery, Outcome, Payload, Sink};
 use airtight_redis::RedisSink;
-use airtight_testkit::{brokers::redis::RedisServer, wait};
+use airtight_testkit::{brokers::redis::RedisServer, deliveries::delivery, wait};
 use support::*;
 
 /// What the process holds, in bytes.

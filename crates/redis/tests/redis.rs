@@ -12,7 +12,10 @@ use airtight_core::{
     format::{Format, Incoming, decode},
     sinks::memory::sample_event,
 };
-use airtight_testkit::brokers::redis::RedisServer;
+use airtight_testkit::{
+    brokers::redis::RedisServer,
+    deliveries::{delivery, error_of, letters, of},
+};
 use support::*;
 
 /// The first so many numbers.
@@ -70,7 +73,7 @@ async fn a_refused_event_keeps_the_rest_of_its_key_out() {
         (1..=6).map(|seq| delivery(seq, if [1, 2, 4, 6].contains(&seq) { "a" } else { "b" })).collect();
     batch[1].event.event_type = "Blocked".into();
     let outcomes = sink.deliver(&batch).await;
-    assert_eq!(letters(&outcomes), "dfdsds");
+    assert_eq!(letters(&outcomes), "dudsds");
     let error = error_of(&outcomes[1]);
     assert_eq!((error.class(), error.code()), (Class::Unavailable, "wrong_type"), "{error}");
     assert!(error.message().contains("`Blocked`"), "{error}");
@@ -159,7 +162,7 @@ async fn an_event_over_the_limit_is_refused_alone() {
     let outcomes = sink.deliver(&batch[..1]).await;
     assert_eq!(letters(&outcomes), "d");
     let outcomes = sink.deliver(&batch).await;
-    assert_eq!(letters(&outcomes), "dfssd");
+    assert_eq!(letters(&outcomes), "dpssd");
     let error = error_of(&outcomes[1]);
     assert_eq!((error.class(), error.code()), (Class::Permanent, "too_large"));
     assert!(error.message().contains("6291456") && error.message().contains("1048576"), "{error}");
@@ -176,10 +179,9 @@ async fn a_limit_that_nobody_told_costs_the_guilty_event_alone() {
     let mut batch: Vec<_> = (1..=4).map(|seq| delivery(seq, if seq == 4 { "b" } else { "a" })).collect();
     batch[1].event.payload = Payload::Bytes(vec![b'x'; 6 << 20].into());
     let outcomes = sink.deliver(&batch).await;
-    assert_eq!(letters(&outcomes), "dfsd");
-    let error = error_of(&outcomes[1]);
     // The server says why and hangs up, and not always is it heard before that.
-    assert_ne!(error.class(), Class::Unavailable, "{error:?}");
+    assert!(["dpsd", "drsd"].contains(&letters(&outcomes).as_str()), "{outcomes:?}");
+    let error = error_of(&outcomes[1]);
     assert!(error.message().contains("too large"), "{error}");
     assert_eq!(seqs(&server, "test.stream").await, [1, 4]);
 }

@@ -2,6 +2,7 @@
 //! source and every sink runs.
 
 pub mod brokers;
+pub mod deliveries;
 pub mod faults;
 pub mod http;
 pub mod ledger;

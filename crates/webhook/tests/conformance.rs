@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "this whole file is a test")]
 
 use airtight_testkit::{
+    deliveries::percent_decode,
     http::{HttpServer, Reply},
     sinks::{Hooks, Received, SinkUnderTest, conformance},
 };
@@ -71,23 +72,6 @@ impl SinkUnderTest for Webhook {
     fn large_payload(&self) -> usize {
         4 * 1024 * 1024
     }
-}
-
-/// As a receiver would undo it.
-fn percent_decode(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        if let (b'%', [high, low, behind @ ..]) = (first, behind) {
-            let hex = String::from_utf8(vec![*high, *low]).unwrap();
-            bytes.push(u8::from_str_radix(&hex, 16).unwrap());
-            rest = behind;
-        } else {
-            bytes.push(*first);
-            rest = behind;
-        }
-    }
-    String::from_utf8(bytes).unwrap()
 }
 
 #[tokio::test]

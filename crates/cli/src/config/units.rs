@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-const DURATIONS: [(&str, f64); 6] =
-    [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0), ("d", 86_400.0), ("w", 604_800.0)];
+use airtight::settings::parse_duration;
 
 const SIZES: [(&str, u64); 7] = [
     ("B", 1),
@@ -17,13 +16,9 @@ const SIZES: [(&str, u64); 7] = [
 
 /// `500ms`, `30s`, `5m`, `2h`, `7d`, `1w`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = split(text);
-    let factor = DURATIONS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
-    match (number.parse::<f64>(), factor) {
-        (Ok(number), Some(factor)) if number >= 0.0 => Duration::try_from_secs_f64(number * factor).ok(),
-        _ => None,
-    }
-    .ok_or_else(|| format!("`{text}` is not a duration; write it like `500ms`, `30s`, `5m`, `2h` or `7d`"))
+    parse_duration(text).ok_or_else(|| {
+        format!("`{text}` is not a duration; write it like `500ms`, `30s`, `5m`, `2h` or `7d`")
+    })
 }
 
 /// `1000`, `64KiB`, `32MiB`, `1GB`.

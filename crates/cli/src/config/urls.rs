@@ -194,8 +194,10 @@ impl fmt::Display for SinkTarget {
             },
             // What is set about it may be a secret.
             Self::Broker(broker) => match Address::parse(broker.url.reveal()) {
-                Ok(Address { scheme, hosts, path: Some(path), .. }) => write!(f, "{scheme}://{hosts}/{path}"),
-                Ok(Address { scheme, hosts, .. }) => write!(f, "{scheme}://{hosts}"),
+                Ok(address) => {
+                    write!(f, "{}://{}", address.scheme, address.hosts)?;
+                    address.path().map_or(Ok(()), |path| write!(f, "/{path}"))
+                }
                 Err(_) => f.write_str("a broker"),
             },
         }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use airtight_core::{
     Format, Order, Result,
-    settings::{Address, bad, boolean, duration, number, unknown},
+    settings::{Address, bad, boolean, duration, number, one_of, unknown},
 };
 use rdkafka::ClientConfig;
 
-use crate::{KafkaConfig, KafkaConnection, config::refused, encode::check_topic};
+use crate::{KafkaConfig, KafkaConnection, connection::refused, encode::check_topic};
 
 /// Settings that are airtight's promises, and what they are.
 const FIXED: [(&str, &str); 4] = [
@@ -142,8 +142,8 @@ impl KafkaSourceConfig {
     pub fn from_url(url: &str) -> Result<Self> {
         let address = Address::parse(url)?;
         let mut config = Self::new(KafkaConnection::from_address(&address)?, [""; 0], "");
-        if let Some(topics) = &address.path {
-            config.set("topics", topics)?;
+        if let Some(topics) = address.path() {
+            config.set("topics", &topics)?;
         }
         for (key, value) in &address.query {
             config.set(key, value)?;
@@ -158,16 +158,11 @@ impl KafkaSourceConfig {
             "group" => self.group = value.to_owned(),
             "format" => self.format = Format::parse(value)?,
             "order" => {
-                let order = Order::parse(value).filter(|order| *order != Order::Total);
-                self.order =
-                    order.ok_or_else(|| bad(key, &format!("must be `key` or `none`, found `{value}`")))?;
+                self.order = one_of(key, value, &[("key", Order::Key), ("none", Order::None)])?;
             }
             "start" => {
-                self.start = match value {
-                    "earliest" => Start::Earliest,
-                    "latest" => Start::Latest,
-                    _ => return Err(bad(key, &format!("must be `earliest` or `latest`, found `{value}`"))),
-                }
+                let known = [("earliest", Start::Earliest), ("latest", Start::Latest)];
+                self.start = one_of(key, value, &known)?;
             }
             "retry_topic" => self.retry = Retry::Topic(value.to_owned()),
             "dead_letter_topic" => {
@@ -221,7 +216,7 @@ impl KafkaSourceConfig {
                 is_topic("dead_letter_topic", &dead)?;
                 if self.subscription().contains(&dead.as_str()) {
                     let what = format!("must not be a topic that is read, or the dead come back: `{dead}`");
-                    return Err(bad("dead_letter_topic", &what));
+                    return Err(bad("dead_letter_topic", what));
                 }
             }
         }
@@ -302,7 +297,7 @@ impl KafkaSourceConfig {
 }
 
 fn is_topic(key: &str, name: &str) -> Result<()> {
-    check_topic(name).map_err(|error| bad(key, &format!("does not do: {error}")))
+    check_topic(name).map_err(|error| bad(key, format!("does not do: {error}")))
 }
 
 #[cfg(test)]
@@ -358,7 +353,7 @@ mod tests {
             ("kafka://h:1/t?group=g&auto.offset.reset=latest", "set by airtight itself"),
             ("kafka://h:1/t?group=g&enable.auto.commit=true", "set by airtight itself"),
             ("kafka://h:1/t?group=g&session.timeout.ms=hunter2", "a value that librdkafka refuses"),
-            ("kafka://h:1/t?group=g&handover=0s", "`handover` must be a duration"),
+            ("kafka://h:1/t?group=g&handover=0s", "`handover` must be a millisecond at least"),
         ] {
             let config =
                 KafkaSourceConfig::from_url(url).and_then(|config| config.consumer_config().map(drop));

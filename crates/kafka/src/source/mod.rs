@@ -38,7 +38,7 @@ use self::{
     letters::Letters,
     poller::{Context, KafkaConsumer, Shared},
 };
-use crate::{config::refused, errors};
+use crate::{connection::refused, errors};
 
 /// Reads topics as a member of a consumer group, for any handler: `Relay::new(source, dispatcher)`.
 ///

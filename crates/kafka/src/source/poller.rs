@@ -31,7 +31,10 @@ use super::{
     message::{Place, Raw},
     track::Track,
 };
-use crate::errors;
+use crate::{
+    complaint::{self, Complaint},
+    errors,
+};
 
 /// How long one poll waits; also how soon a stop, a commit or a resume is noticed.
 const POLL: Duration = Duration::from_millis(50);
@@ -53,8 +56,7 @@ pub(super) struct Shared {
     /// There may be something to hand out.
     pub(super) news: Notify,
     stop: AtomicBool,
-    /// What librdkafka has complained of last.
-    complaint: Mutex<Option<(Code, String)>>,
+    complaint: Complaint,
 }
 
 impl Shared {
@@ -65,7 +67,7 @@ impl Shared {
             settled: Condvar::new(),
             news: Notify::new(),
             stop: AtomicBool::new(false),
-            complaint: Mutex::default(),
+            complaint: Complaint::default(),
         }
     }
 
@@ -103,8 +105,7 @@ impl Shared {
 
     /// Why the cluster does not answer, in words.
     pub(super) fn away(&self) -> Error {
-        let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        errors::away(&self.config.connection.brokers, complaint)
+        errors::away(&self.config.connection.brokers, self.complaint.last())
     }
 }
 
@@ -115,23 +116,11 @@ pub(super) type KafkaConsumer = BaseConsumer<Context>;
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        match level {
-            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
-                tracing::error!(target: "airtight::kafka", facility, "{message}");
-            }
-            _ => tracing::debug!(target: "airtight::kafka", facility, "{message}"),
-        }
+        complaint::log(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!(target: "airtight::kafka", %error, "{reason}");
-        let mut complaint = self.0.complaint.lock().unwrap_or_else(PoisonError::into_inner);
-        // That all brokers are down says less than why.
-        if let Some(code) = error.rdkafka_error_code()
-            && (code != Code::AllBrokersDown || complaint.is_none())
-        {
-            *complaint = Some((code, reason.to_owned()));
-        }
+        self.0.complaint.note(&error, reason);
     }
 }
 

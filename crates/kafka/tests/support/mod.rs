@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Delivery, Event, Outcome, Payload, Position, sinks::memory::sample_event};
+use airtight_core::{Delivery, Payload, sinks::memory::sample_event};
 use airtight_kafka::{KafkaConfig, KafkaSink};
-use airtight_testkit::{ledger, wait::eventually};
+use airtight_testkit::{deliveries::of, ledger, wait::eventually};
 use rdkafka::{
     ClientConfig, Message, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
@@ -200,41 +200,13 @@ fn read(message: &impl Message) -> Seen {
     }
 }
 
-pub(crate) fn delivery(event: Event) -> Delivery {
-    Delivery { event, position: Position(0), attempt: 1, max_attempts: None, lost_leases: 0 }
-}
-
 /// An event of this key with a payload of about this size.
 pub(crate) fn sized(seq: i64, key: &str, bytes: usize) -> Delivery {
     let mut event = sample_event(seq, key);
     event.payload = Payload::Json(format!("\"{}\"", "x".repeat(bytes)).into());
-    delivery(event)
+    of(event)
 }
 
 pub(crate) fn sink(url: &str) -> KafkaSink {
     KafkaSink::new(KafkaConfig::from_url(url).unwrap()).unwrap()
-}
-
-/// One letter for each outcome: delivered, permanent, retryable, unavailable, skipped.
-pub(crate) fn letters(outcomes: &[Outcome]) -> String {
-    use airtight_core::Class::{Permanent, Retryable, Unavailable};
-    let letter = |outcome: &Outcome| match outcome {
-        Outcome::Delivered => 'd',
-        Outcome::Skipped => 's',
-        Outcome::Failed(error) => match error.class() {
-            Permanent => 'p',
-            Retryable => 'r',
-            Unavailable => 'u',
-        },
-        _ => '?',
-    };
-    outcomes.iter().map(letter).collect()
-}
-
-/// The error of an outcome that failed.
-pub(crate) fn error(outcome: &Outcome) -> &airtight_core::Error {
-    match outcome {
-        Outcome::Failed(error) => error,
-        other => panic!("{other:?} has no error"),
-    }
 }

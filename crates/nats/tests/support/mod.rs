@@ -3,8 +3,9 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a failing test should panic")]
 
-use airtight_core::{Class, Delivery, Error, Event, Outcome, Position, Sink, sinks::memory::sample_event};
+use airtight_core::{Class, Delivery, Error, Outcome, Sink};
 use airtight_nats::{NatsConfig, NatsSink};
+use airtight_testkit::deliveries::percent_decode;
 use async_nats::{
     HeaderMap,
     jetstream::{self, stream::Config},
@@ -76,15 +77,6 @@ pub(crate) fn sink(config: NatsConfig) -> NatsSink {
     NatsSink::new(config).unwrap()
 }
 
-pub(crate) fn delivery(seq: i64, key: &str) -> Delivery {
-    of(sample_event(seq, key))
-}
-
-pub(crate) fn of(event: Event) -> Delivery {
-    let position = Position(event.seq.cast_unsigned());
-    Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }
-}
-
 /// Delivers one event.
 pub(crate) async fn send(sink: &NatsSink, delivery: Delivery) -> Result<(), Error> {
     let mut outcomes = sink.deliver(&[delivery]).await;
@@ -94,23 +86,6 @@ pub(crate) async fn send(sink: &NatsSink, delivery: Delivery) -> Result<(), Erro
         Outcome::Failed(error) => Err(error),
         other => panic!("{other:?} is not to be said of a single event"),
     }
-}
-
-/// As a receiver would undo it.
-pub(crate) fn percent_decode(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        if let (b'%', [high, low, behind @ ..]) = (first, behind) {
-            let hex = String::from_utf8(vec![*high, *low]).unwrap();
-            bytes.push(u8::from_str_radix(&hex, 16).unwrap());
-            rest = behind;
-        } else {
-            bytes.push(*first);
-            rest = behind;
-        }
-    }
-    String::from_utf8(bytes).unwrap()
 }
 
 /// Looks at an error's class, code and words.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use airtight_core::{Delivery, Outcome, Position, Sink, sinks::memory::sample_event};
+use airtight_core::{Delivery, Outcome, Sink};
 use airtight_rabbitmq::{RabbitmqConfig, RabbitmqSink};
 use lapin::{
     Connection, ConnectionProperties,
@@ -31,33 +31,8 @@ pub(crate) fn unique(what: &str) -> String {
     format!("{what}-{}", Uuid::now_v7().simple())
 }
 
-pub(crate) fn delivery(seq: i64, key: &str) -> Delivery {
-    let event = sample_event(seq, key);
-    Delivery { event, position: Position(1), attempt: 1, max_attempts: None, lost_leases: 0 }
-}
-
 pub(crate) async fn deliver_one(sink: &RabbitmqSink, delivery: &Delivery) -> Outcome {
     sink.deliver(std::slice::from_ref(delivery)).await.pop().unwrap()
-}
-
-/// The error of an outcome that is one.
-#[track_caller]
-pub(crate) fn failed(outcome: Outcome) -> airtight_core::Error {
-    match outcome {
-        Outcome::Failed(error) => error,
-        other => panic!("{other:?} is no failure"),
-    }
-}
-
-/// One letter for each outcome.
-pub(crate) fn words(outcomes: &[Outcome]) -> String {
-    let word = |outcome: &Outcome| match outcome {
-        Outcome::Delivered => 'd',
-        Outcome::Failed(_) => 'f',
-        Outcome::Skipped => 's',
-        _ => '?',
-    };
-    outcomes.iter().map(word).collect()
 }
 
 /// A second client of the broker, for what a test does behind the sink's back.

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use airtight_core::{Delivery, Error, Event, Outcome, Position, Sink, sinks::memory::sample_event};
+use airtight_core::{Delivery, Error, Outcome, Sink};
 use airtight_redis::{RedisConfig, RedisSink};
 use airtight_testkit::brokers::redis::RedisServer;
 use redis::{aio::MultiplexedConnection, streams::StreamRangeReply};
@@ -72,39 +72,11 @@ pub(crate) fn sink_at(url: &str) -> RedisSink {
     RedisSink::new(RedisConfig::from_url(url).unwrap()).unwrap()
 }
 
-pub(crate) fn delivery(seq: i64, key: &str) -> Delivery {
-    of(sample_event(seq, key))
-}
-
-pub(crate) fn of(event: Event) -> Delivery {
-    let position = Position(event.seq.unsigned_abs());
-    Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }
-}
-
 /// Delivers one event.
 pub(crate) async fn send(sink: &RedisSink, delivery: Delivery) -> Result<(), Error> {
     match sink.deliver(&[delivery]).await.as_slice() {
         [Outcome::Delivered] => Ok(()),
         [Outcome::Failed(error)] => Err(error.clone()),
         other => panic!("{other:?} is no answer for one event"),
-    }
-}
-
-/// The outcomes in a letter each: delivered, failed, skipped.
-pub(crate) fn letters(outcomes: &[Outcome]) -> String {
-    let letter = |outcome: &Outcome| match outcome {
-        Outcome::Delivered => 'd',
-        Outcome::Failed(_) => 'f',
-        Outcome::Skipped => 's',
-        _ => '?',
-    };
-    outcomes.iter().map(letter).collect()
-}
-
-/// The error of an outcome.
-pub(crate) fn error_of(outcome: &Outcome) -> &Error {
-    match outcome {
-        Outcome::Failed(error) => error,
-        other => panic!("{other:?} is not a failure"),
     }
 }

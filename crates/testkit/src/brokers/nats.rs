@@ -81,23 +81,6 @@ impl NatsServer {
     /// Freezes it: connections stay, and nobody answers.
     pub fn pause(&self) {
         self.process.pause();
-        // A signal takes a moment, in which a server can still answer.
-        let end = Instant::now() + PATIENCE;
-        while !self.is_frozen() {
-            assert!(Instant::now() < end, "the server goes on");
-            std::thread::yield_now();
-        }
-    }
-
-    /// Whether all its threads have stopped; taken for granted where there is no `/proc`.
-    fn is_frozen(&self) -> bool {
-        let pid = self.process.pid().expect("a server that runs");
-        let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-        threads.filter_map(Result::ok).all(|thread| {
-            // `1234 (nats-server) T …`; a thread that is gone does nothing either.
-            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
-        })
     }
 
     /// Lets it go on.

@@ -103,8 +103,29 @@ impl ServerProcess {
     }
 
     /// Freezes it: connections stay, and nobody answers.
+    ///
+    /// # Panics
+    ///
+    /// If it goes on all the same.
     pub fn pause(&self) {
         self.signal("STOP");
+        // The signal takes a moment, in which the server can still answer.
+        let end = Instant::now() + STOP;
+        while !self.is_frozen() {
+            assert!(Instant::now() < end, "{} goes on", self.recipe.program.display());
+            std::thread::yield_now();
+        }
+    }
+
+    /// Whether all its threads have stopped; taken for granted where there is no `/proc`.
+    fn is_frozen(&self) -> bool {
+        let Some(pid) = self.pid() else { return true };
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+        threads.filter_map(Result::ok).all(|thread| {
+            // `1234 (name) T …`, and the name may hold anything; a thread that is gone does nothing either.
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+        })
     }
 
     /// Lets it go on.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::process::{Recipe, ServerProcess, free_port};
-use crate::{ledger, wait::eventually};
+use crate::ledger;
 
 const BINARY: &str = "AIRTIGHT_TEST_RABBITMQ_BIN";
 const SHARED: &str = "AIRTIGHT_TEST_RABBITMQ";
@@ -123,22 +123,6 @@ impl RabbitmqServer {
     /// The process.
     pub fn process(&self) -> &ServerProcess {
         &self.node
-    }
-
-    /// Freezes it, and waits until none of its threads runs any more: until then it may still answer.
-    pub async fn freeze(&self) {
-        self.node.pause();
-        let tasks = format!("/proc/{}/task", self.node.pid().unwrap_or_default());
-        let runs = |task: &Path| {
-            let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
-            // The state is behind the name, which may hold anything.
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('T'))
-        };
-        eventually(PATIENCE, "the node stands still", async || {
-            let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
-            !tasks.map(|task| task.path()).any(|task| runs(&task))
-        })
-        .await;
     }
 
     /// Runs `rabbitmqctl` and returns what it says.

@@ -1,4 +1,4 @@
-//! What JetStream answers, and what that means.
+//! What JetStream answers, and which errors that makes.
 //!
 //! An answer is JSON: where the message is, or what is wrong. Its `err_code` decides; the text is for people.
 
@@ -41,7 +41,7 @@ pub(crate) struct Refusal {
 }
 
 /// Reads the answer to a message. `Ok` means that the stream has it; whether it had it before makes no difference.
-pub(crate) fn read(subject: &str, expected: Option<&str>, payload: &[u8]) -> Result<()> {
+pub(crate) fn check_answer(subject: &str, expected: Option<&str>, payload: &[u8]) -> Result<()> {
     let Ok(answer) = serde_json::from_slice::<Answer>(payload) else {
         return Err(not_a_stream(subject, payload));
     };
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn only_the_acknowledgement_of_the_right_stream_counts() {
-        let read = |expected, text: &str| read("orders", expected, text.as_bytes());
+        let read = |expected, text: &str| check_answer("orders", expected, text.as_bytes());
         assert!(read(None, r#"{"stream":"S","seq":1}"#).is_ok());
         assert!(read(Some("S"), r#"{"stream":"S","seq":1,"domain":"d"}"#).is_ok());
         assert!(read(Some("S"), r#"{"stream":"S","seq":1,"duplicate":true}"#).is_ok());
@@ -173,7 +173,7 @@ mod tests {
             let text = format!(
                 r#"{{"error":{{"code":{code},"err_code":{err_code},"description":"{description}"}},"stream":"S","seq":0}}"#
             );
-            let error = read("orders", Some("S"), text.as_bytes()).unwrap_err();
+            let error = check_answer("orders", Some("S"), text.as_bytes()).unwrap_err();
             (error.class(), error.code().to_owned())
         };
         let expect = |class, code: &str| (class, code.to_owned());

@@ -6,10 +6,7 @@
 use airtight_core::Error;
 use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError, uri::AMQPScheme};
 
-use crate::{
-    config::{Resolved, Unroutable},
-    encode::Outgoing,
-};
+use crate::{config::Unroutable, encode::Outgoing, resolved::Resolved};
 
 /// What was under way when something went wrong.
 #[derive(Clone, Copy)]

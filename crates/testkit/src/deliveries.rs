@@ -1,0 +1,64 @@
+//! What tests hand to a sink, and how they read what it answers and what it wrote.
+
+use airtight_core::{Class, Delivery, Error, Event, Outcome, Position, sinks::memory::sample_event};
+
+/// The first attempt at a sample event.
+pub fn delivery(seq: i64, key: &str) -> Delivery {
+    of(sample_event(seq, key))
+}
+
+/// The first attempt at this event.
+pub fn of(event: Event) -> Delivery {
+    let position = Position(event.seq.unsigned_abs());
+    Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }
+}
+
+/// A letter for each outcome: delivered (or committed), permanent, retryable, unavailable, skipped, and `?` where
+/// nobody knows.
+pub fn letters(outcomes: &[Outcome]) -> String {
+    let letter = |outcome: &Outcome| match outcome {
+        Outcome::Delivered | Outcome::Committed => 'd',
+        Outcome::Failed(error) => match error.class() {
+            Class::Permanent => 'p',
+            Class::Retryable => 'r',
+            Class::Unavailable => 'u',
+        },
+        Outcome::Skipped => 's',
+        Outcome::Unknown(_) => '?',
+    };
+    outcomes.iter().map(letter).collect()
+}
+
+/// The error of an outcome that is one.
+///
+/// # Panics
+///
+/// If it is none.
+#[track_caller]
+pub fn error_of(outcome: &Outcome) -> Error {
+    match outcome {
+        Outcome::Failed(error) => error.clone(),
+        other => panic!("{other:?} is no failure"),
+    }
+}
+
+/// Undoes `percent_encode`, as a receiver would.
+///
+/// # Panics
+///
+/// If it is not what that makes.
+pub fn percent_decode(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, behind @ ..] = rest {
+        rest = behind;
+        if let (b'%', [high, low, behind @ ..]) = (first, behind) {
+            let hex = String::from_utf8_lossy(&[*high, *low]).into_owned();
+            bytes.push(u8::from_str_radix(&hex, 16).expect("two hex digits behind a `%`"));
+            rest = behind;
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).expect("UTF-8 behind the %XX")
+}
