@@ -10,7 +10,9 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer},
 };
 
-use crate::support::{PATIENCE, Tail, create_topic, error, letters, shared, sink, sized, unique};
+use airtight_testkit::deliveries::{error_of, letters};
+
+use crate::support::{PATIENCE, Tail, create_topic, shared, sink, sized, unique};
 
 fn to(topic: &str, mut delivery: Delivery) -> Delivery {
     topic.clone_into(&mut delivery.event.stream);
@@ -77,7 +79,7 @@ async fn a_topic_that_kafka_keeps_for_itself_is_the_fault_of_its_event_alone() {
         batch.push(to("__consumer_offsets", sized(201, "bad", 100)));
         let outcomes = sink.deliver(&batch).await;
         assert_eq!(letters(&outcomes), format!("{}p", "d".repeat(200)), "round {round}");
-        assert_eq!(error(&outcomes[200]).code(), "bad_topic");
+        assert_eq!(error_of(&outcomes[200]).code(), "bad_topic");
         sink.close().await.unwrap();
     }
 }
@@ -106,7 +108,7 @@ async fn the_guilty_one_is_found_among_others_of_its_key() {
     let batch: Vec<_> = (0..60).map(|n| sized(n + 1, "k", if n == 40 { 50_000 } else { 50 })).collect();
     let outcomes = sink.deliver(&batch).await;
     assert_eq!(letters(&outcomes), format!("{}p{}", "d".repeat(40), "s".repeat(19)));
-    assert_eq!(error(&outcomes[40]).code(), "too_large");
+    assert_eq!(error_of(&outcomes[40]).code(), "too_large");
 }
 
 /// A file of the configuration that is being replaced is nobody's fault: no event may die of it.

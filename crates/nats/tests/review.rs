@@ -7,7 +7,9 @@ mod support;
 use airtight_core::{Payload, sinks::memory::sample_event};
 use airtight_testkit::brokers::nats::NatsServer;
 
-use crate::support::{config, create_stream, jetstream, of, orders, send, sink, stored};
+use airtight_testkit::deliveries::of;
+
+use crate::support::{config, create_stream, jetstream, orders, send, sink, stored};
 
 /// Two shards, or two tenants with a database each, count alike: the first order of one is not that of the other.
 #[tokio::test]
