@@ -266,6 +266,8 @@ async fn consume(topic: String, begun: Begun, total: usize) -> Quantiles {
         let since = begun.lock().expect("not poisoned").remove(&*String::from_utf8_lossy(id)).unwrap_or(now);
         taken.push(now.saturating_duration_since(since));
     }
+    // While the consumer found its partitions, events waited for it.
+    let mut taken = taken.split_off(total / 10);
     taken.sort_unstable();
     let at = |percent: usize| taken[taken.len() * percent / 100].as_secs_f64() * 1_000.0;
     Quantiles { median: at(50), p99: at(99) }

@@ -151,9 +151,9 @@ pub(crate) fn unroutable(config: &Resolved, message: &Outgoing, returned: &Basic
     }
 }
 
-/// The broker took the message and could not keep it.
+/// The broker took the message and could not keep it. That is no event's fault, however long it lasts.
 pub(crate) fn nacked(message: &Outgoing) -> Error {
-    Error::retryable(
+    Error::unavailable(
         "nack",
         format!(
             "the broker could not store the message for {}: its queue is full (reject-publish) or failed",

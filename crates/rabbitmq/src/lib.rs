@@ -48,7 +48,7 @@
 //! | --- | --- |
 //! | confirmed (`basic.ack`) | delivered |
 //! | returned: no queue for it | unavailable `unroutable`, or permanent with `unroutable = "dead"` |
-//! | not stored (`basic.nack`): a full queue with `reject-publish`, a fault of the queue | retryable `nack` |
+//! | not stored (`basic.nack`): a full queue with `reject-publish`, a fault of the queue | unavailable `nack` |
 //! | no exchange or queue of that name (404) | unavailable `no_exchange`, `no_queue` |
 //! | there is one with other settings (406) | unavailable `declared_differently` |
 //! | no right to it (403) | unavailable `access_refused` |

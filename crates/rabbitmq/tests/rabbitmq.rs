@@ -228,8 +228,8 @@ async fn exchanges_are_declared_and_one_with_other_settings_is_explained() {
 }
 
 #[tokio::test]
-async fn a_full_queue_is_retried() {
-    let Some(url) = shared("a_full_queue_is_retried") else { return };
+async fn a_full_queue_is_waited_for() {
+    let Some(url) = shared("a_full_queue_is_waited_for") else { return };
     let hand = Hand::on(&url).await;
     let queue = unique("full");
     let mut arguments = FieldTable::default();
@@ -240,9 +240,9 @@ async fn a_full_queue_is_retried() {
     assert!(matches!(deliver_one(&sink, &delivery(1, "k")).await, Outcome::Delivered));
     let batch = [delivery(2, "k"), delivery(3, "k")];
     let outcomes = sink.deliver(&batch).await;
-    assert_eq!(letters(&outcomes), "rs");
+    assert_eq!(letters(&outcomes), "us");
     let error = error_of(&outcomes[0]);
-    assert_eq!((error.class(), error.code()), (Class::Retryable, "nack"));
+    assert_eq!((error.class(), error.code()), (Class::Unavailable, "nack"));
     assert!(error.message().contains(&queue), "{error}");
     assert_eq!(hand.ids(&queue).await.len(), 1);
     assert!(matches!(deliver_one(&sink, &batch[0]).await, Outcome::Delivered));

@@ -63,6 +63,14 @@ impl Trim {
     }
 }
 
+/// What an entry carries. An empty body that nothing is said of is none, and has no field.
+pub(crate) fn message<'a>(encoder: &Encoder, event: &'a Event) -> Message<'a> {
+    let mut message = encoder.encode(event);
+    let is_said = message.content_type.is_some();
+    message.body = message.body.filter(|body| is_said || !body.is_empty());
+    message
+}
+
 /// An entry, and the key of its stream.
 pub(crate) struct Entry<'a> {
     pub(crate) key: Cow<'a, str>,
@@ -74,7 +82,8 @@ pub(crate) struct Entry<'a> {
 impl<'a> Entry<'a> {
     /// The entry for an event; permanent where the template asks for a field that it does not have.
     pub(crate) fn new(template: &'a Template, encoder: &Encoder, event: &'a Event) -> Result<Self> {
-        Ok(Self { key: template.render(event)?, chain: &event.aggregate_id, message: encoder.encode(event) })
+        let (key, message) = (template.render(event)?, message(encoder, event));
+        Ok(Self { key, chain: &event.aggregate_id, message })
     }
 
     /// Names and values, in order.

@@ -18,7 +18,7 @@ use crate::{
     check,
     client::{Client, Connection},
     config::RedisConfig,
-    encode::{CARRIER, Entry, Trim, script},
+    encode::{self, CARRIER, Entry, Trim, script},
     errors::Refusal,
 };
 
@@ -203,7 +203,7 @@ impl Sink for RedisSink {
 
     fn preview(&self, event: &Event) -> Result<Option<Preview>> {
         let key = self.key.render(event)?;
-        Ok(Some(Preview::new(format!("stream {key}"), None, self.encoder.encode(event))))
+        Ok(Some(Preview::new(format!("stream {key}"), None, encode::message(&self.encoder, event))))
     }
 
     async fn close(&self) -> Result<()> {
