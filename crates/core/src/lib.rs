@@ -21,7 +21,7 @@
 //! | [`admin`] | what an operator may ask of a store |
 //! | [`bus`] | one interface for publishing |
 //! | [`dispatch`] | typed in-process handlers as a sink |
-//! | [`envelope`], [`format`] | the JSON envelope, and the formats of messages |
+//! | [`envelope`], [`mod@format`] | the JSON envelope, and the formats of messages |
 //! | [`keyed`] | one event of a key at a time, for sinks |
 //! | [`route`] | topics and keys from an event's fields |
 //! | [`settings`] | a sink's address and keys, as text |

@@ -99,7 +99,7 @@ impl Sasl {
 }
 
 impl KafkaConnection {
-    /// The keys that [`KafkaConnection::set`] knows; a key with a dot in it is a setting of librdkafka.
+    /// The keys that an address or a config may set; a key with a dot in it is a setting of librdkafka.
     pub const KEYS: &'static [&'static str] =
         &["tls", "ca", "cert", "cert_key", "sasl", "user", "password", "name", "connect_timeout"];
 
