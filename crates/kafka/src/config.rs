@@ -39,7 +39,8 @@ pub struct KafkaConfig {
 }
 
 impl KafkaConfig {
-    /// The keys that [`KafkaConfig::set`] knows beside [`KafkaConnection::KEYS`].
+    /// The keys that [`KafkaConfig::set`] knows, those of the connection included; a key with a dot in it is a setting
+    /// of librdkafka.
     pub const KEYS: &'static [&'static str] = &[
         "topic",
         "topic_by",

@@ -1,4 +1,4 @@
-//! What a message looks like: the five formats, for every broker.
+//! What a message looks like: the five formats, one of them in two modes, for every broker.
 //!
 //! A broker's crate says what its messages can carry ([`Carrier`]), an [`Encoder`] makes the [`Message`], and
 //! [`decode`] reads it back, for the consumer's side. Payloads are passed through byte for byte, and nothing in
