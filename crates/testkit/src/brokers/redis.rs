@@ -1,6 +1,10 @@
 //! A Redis of a test's own.
 
-use std::time::Duration;
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
 
 use tempfile::TempDir;
 
@@ -8,6 +12,8 @@ use super::process::{Recipe, ServerProcess, free_port};
 use crate::ledger;
 
 const BINARY: &str = "AIRTIGHT_TEST_REDIS_BIN";
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A server that ends with the test. Every write is fsynced before it is answered: what survives a crash is what
 /// the test is about.
@@ -80,7 +86,7 @@ impl RedisServer {
             args: args.collect(),
             env: Vec::new(),
             port,
-            patience: Duration::from_secs(30),
+            patience: PATIENCE,
         };
         let process = ServerProcess::start(recipe, directory).await;
         ledger::met("redis", test_name);
@@ -108,9 +114,35 @@ impl RedisServer {
         self.process.kill().await;
     }
 
-    /// Starts it again, on the same port and data.
+    /// Starts it again, on the same port and data, and waits until it has read them: it listens long before.
+    ///
+    /// # Panics
+    ///
+    /// If it has not in time.
     pub async fn start_again(&self) {
         self.process.start_again().await;
+        let end = Instant::now() + PATIENCE;
+        while self.is_loading() {
+            assert!(Instant::now() < end, "redis is still reading its data:\n{}", self.process.log_tail());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Asked in the clear: behind TLS nobody restarts it.
+    fn is_loading(&self) -> bool {
+        if self.scheme == "rediss" {
+            return false;
+        }
+        let ask = || -> io::Result<[u8; 8]> {
+            let mut connection = TcpStream::connect(("127.0.0.1", self.port()))?;
+            connection.set_read_timeout(Some(PATIENCE))?;
+            connection.write_all(b"EXISTS any\r\n")?;
+            let mut answer = [0; 8];
+            let read = connection.read(&mut answer)?;
+            answer[read..].fill(0);
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer == *b"-LOADING")
     }
 
     /// Freezes it: connections stay, and nobody answers.
