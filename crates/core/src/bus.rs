@@ -97,6 +97,7 @@ fn placeless(event: &NewEvent) -> Event {
         occurred_at: event.occurred_at.unwrap_or_else(OffsetDateTime::now_utc),
         schema_version: event.schema_version,
         extra: serde_json::Map::new(),
+        row: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The event: an immutable fact, and the shape it has before it is published.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -105,6 +105,39 @@ pub struct Event {
     pub schema_version: i32,
     /// Any further columns that the table's spec carries along.
     pub extra: serde_json::Map<String, serde_json::Value>,
+    /// The whole row, where the source was asked to keep it: for formats that want more than an event has.
+    pub row: Option<Arc<SourceRow>>,
+}
+
+/// The row that an event was read from, as the database writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceRow {
+    /// What the columns are; one for all rows of a table, until the table changes.
+    pub columns: Arc<[SourceColumn]>,
+    /// What they hold, in the same order, as text in the database's own form (`t`, `2026-01-25 12:00:00+00`, `\x00ff`,
+    /// `{1,2}`); none is NULL.
+    pub values: Vec<Option<Bytes>>,
+}
+
+impl SourceRow {
+    /// A column and what it holds.
+    pub fn get(&self, name: &str) -> Option<(&SourceColumn, Option<&Bytes>)> {
+        let at = self.columns.iter().position(|column| column.name == name)?;
+        Some((&self.columns[at], self.values.get(at)?.as_ref()))
+    }
+}
+
+/// A column of a [`SourceRow`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceColumn {
+    /// Its name.
+    pub name: String,
+    /// PostgreSQL's number for its type: 25 is `text`, 3802 `jsonb`.
+    pub type_oid: u32,
+    /// The type's modifier, such as a length or a scale; -1 for none.
+    pub type_modifier: i32,
+    /// Whether it can be NULL.
+    pub nullable: bool,
 }
 
 impl Event {
@@ -120,6 +153,7 @@ impl Event {
             + self.payload.len()
             + headers
             + self.extra.len() * 64
+            + self.row.as_ref().map_or(0, |row| row.values.len() * 48)
     }
 
     /// The trace id for logs and envelopes: the header `traceId`, else the id inside `traceparent`.

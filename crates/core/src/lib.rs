@@ -55,7 +55,7 @@ pub use backoff::Backoff;
 pub use bus::{EventBus, NonAtomicBus};
 pub use dispatch::Dispatcher;
 pub use error::{Class, Error, Result};
-pub use event::{Event, NewEvent, Op, Payload, Published};
+pub use event::{Event, NewEvent, Op, Payload, Published, SourceColumn, SourceRow};
 pub use format::Format;
 pub use relay::{Order, Policy, Relay};
 pub use sink::{Capabilities, Outcome, Preview, Sink};

@@ -40,6 +40,7 @@ fn ingested() -> Event {
         occurred_at: datetime!(2026-01-25 12:00:00.5 UTC),
         schema_version: 2,
         extra: serde_json::from_str(r#"{"market": "KRW-BTC", "shard": 3, "source": "column"}"#).unwrap(),
+        row: None,
     }
 }
 
@@ -150,6 +151,7 @@ fn event() -> impl Strategy<Value = Event> {
             occurred_at: datetime!(2026-01-25 12:00:00.123456 UTC),
             schema_version: version,
             extra: Default::default(),
+            row: None,
         },
     )
 }

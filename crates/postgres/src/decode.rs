@@ -98,6 +98,7 @@ fn decode(row: &PgRow, at: usize, spec: &TableSpec, max_payload: usize, id: &str
             .unwrap_or(OffsetDateTime::UNIX_EPOCH),
         schema_version: get_at::<Option<i32>>(row, at + E_SCHEMA_VERSION, "schema_version")?.unwrap_or(1),
         extra,
+        row: None,
     })
 }
 

@@ -8,6 +8,7 @@
 //! | `columns` | from a `TableSpec` to SQL expressions |
 //! | `queue` | claims, settles and leases: the statements behind [`airtight_core::queue::Queue`] |
 //! | `log` | following the outbox as a log: holes, offsets, parked events, retention, replay |
+//! | `cdc` | following the outbox through the WAL |
 //! | `members` | who is there and who owns which partition |
 //! | `inbox`, `handlers` | the consumer's side: repeated events, handlers in a transaction |
 //! | `admin` | counts, lists, retries, retention |
@@ -15,6 +16,7 @@
 //! | `error` | what a PostgreSQL error means |
 
 mod admin;
+mod cdc;
 mod columns;
 mod decode;
 mod error;
@@ -31,6 +33,7 @@ mod queue;
 mod schema;
 
 pub use self::{
+    cdc::Lsn,
     handlers::{Handled, HandlerError, PgHandlers},
     inbox::Inbox,
     log::PgLog,

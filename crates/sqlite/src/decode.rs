@@ -129,6 +129,7 @@ fn decode_event(row: &SqliteRow, sql: &Sql, max_payload: usize) -> Result<Event>
         occurred_at: occurred_at(row)?,
         schema_version: integer(row, 14).and_then(|version| i32::try_from(version).ok()).unwrap_or(1),
         extra,
+        row: None,
     })
 }
 

@@ -454,6 +454,7 @@ impl<T: SinkUnderTest> Suite<'_, T> {
             occurred_at: OffsetDateTime::now_utc(),
             schema_version: 1,
             extra: serde_json::Map::new(),
+            row: None,
         };
         let position = Position(seq.unsigned_abs());
         Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }

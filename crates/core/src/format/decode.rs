@@ -79,6 +79,7 @@ fn bare(incoming: &Incoming<'_>) -> Result<Event> {
         occurred_at: incoming.written_at.unwrap_or(OffsetDateTime::UNIX_EPOCH),
         schema_version: 1,
         extra: serde_json::Map::new(),
+        row: None,
     })
 }
 

@@ -66,5 +66,6 @@ pub fn sample_event(seq: i64, key: &str) -> Event {
         occurred_at: OffsetDateTime::UNIX_EPOCH,
         schema_version: 1,
         extra: serde_json::Map::new(),
+        row: None,
     }
 }

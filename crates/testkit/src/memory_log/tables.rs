@@ -180,6 +180,7 @@ impl Tables {
             occurred_at: new.occurred_at.unwrap_or(created_at),
             schema_version: new.schema_version,
             extra: serde_json::Map::new(),
+            row: None,
         };
         let max_attempts = new.max_attempts.and_then(|limit| u32::try_from(limit).ok());
         self.rows.insert(seq, Row { event, created_at, max_attempts, bad: None });

@@ -147,6 +147,7 @@ impl Tables {
             occurred_at: new.occurred_at.unwrap_or(created_at),
             schema_version: new.schema_version,
             extra: serde_json::Map::new(),
+            row: None,
         };
         let row = Row {
             event,

@@ -104,6 +104,7 @@ impl Destination {
             occurred_at: OffsetDateTime::now_utc(),
             schema_version: 1,
             extra: serde_json::Map::new(),
+            row: None,
         }
     }
 }

@@ -1,0 +1,5 @@
+//! CDC: the WAL as the source.
+
+mod lsn;
+
+pub use self::lsn::Lsn;
