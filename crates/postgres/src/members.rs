@@ -2,7 +2,7 @@
 
 use airtight_core::{
     Error, Result,
-    group::{LOG_GROUP, Member, Pulse},
+    group::{CDC_GROUP, LOG_GROUP, Member, Pulse},
     queue::{RowClaim, RowKey},
     table::literal,
 };
@@ -48,13 +48,15 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
         .execute(conn.get())
         .await
         .map_err(doing("evicting other relays"))?;
-    // Consumers of a log share with everyone.
+    // Consumers of a log share with everyone, and readers of the WAL with one another.
     let overlap = format!(
         "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 \
          AND NOT starts_with($2, {log}) AND NOT starts_with(grp, {log}) \
+         AND NOT (starts_with($2, {cdc}) AND starts_with(grp, {cdc})) \
          AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
         c.relay,
         log = literal(LOG_GROUP),
+        cdc = literal(CDC_GROUP),
     );
     let found = sqlx::query(AssertSqlSafe(overlap))
         .persistent(!outbox.pooled)

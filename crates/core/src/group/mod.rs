@@ -77,10 +77,14 @@ pub struct Member {
 /// What the groups of a log's consumers begin with; the consumer's name follows.
 pub const LOG_GROUP: &str = "log:";
 
+/// The same for those that follow an outbox through the WAL; the slot's name follows.
+pub const CDC_GROUP: &str = "cdc:";
+
 impl Member {
     /// The consumer that this relay works for; empty for a queue's relay.
     pub fn consumer(&self) -> &str {
-        self.group.strip_prefix(LOG_GROUP).unwrap_or_default()
+        let name = self.group.strip_prefix(LOG_GROUP).or_else(|| self.group.strip_prefix(CDC_GROUP));
+        name.unwrap_or_default()
     }
 
     /// Whether this relay is a log's consumer, which shares its streams with everyone.

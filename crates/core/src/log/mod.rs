@@ -62,6 +62,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub struct LogOptions {
     /// The consumer's name: who has it goes on where it was left.
     pub consumer: String,
+    /// What the group's name begins with: [`LOG_GROUP`], or [`crate::group::CDC_GROUP`] for one that follows the WAL.
+    pub group: &'static str,
     /// Where a new consumer begins.
     pub start: Start,
     /// Only these streams; empty for all.
@@ -89,6 +91,7 @@ impl LogOptions {
     pub fn consumer(name: impl Into<String>) -> Self {
         Self {
             consumer: name.into(),
+            group: LOG_GROUP,
             start: Start::Earliest,
             streams: Vec::new(),
             order: Order::Key,
@@ -109,7 +112,7 @@ impl LogOptions {
         Member {
             id: Uuid::new_v4(),
             host: group::host_name(),
-            group: format!("{LOG_GROUP}{}", self.consumer),
+            group: format!("{}{}", self.group, self.consumer),
             streams,
             order: self.order,
             block_on_dead: self.block_on_dead,

@@ -1,5 +1,6 @@
 //! CDC: the WAL as the source.
 
 mod lsn;
+mod wire;
 
 pub use self::lsn::Lsn;

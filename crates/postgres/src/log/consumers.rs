@@ -11,7 +11,13 @@ use airtight_core::{
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LogTable, SLOTS, check, numbers, seek};
-use crate::{PgOutbox, columns::qualified, error::doing, members, outbox::Conn};
+use crate::{
+    PgOutbox,
+    columns::{EventColumns, qualified},
+    error::doing,
+    members,
+    outbox::Conn,
+};
 
 /// Counting what is left stops here: it is asked whether anything is.
 const BACKLOG_CAP: i64 = 100_000;
@@ -147,10 +153,10 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
 
 /// Refuses to work beside instances that read otherwise: another number of partitions, other streams or another
 /// order. What one leaves out, the other would take for done.
-async fn refuse_other_instances(
+pub(crate) async fn refuse_other_instances(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    table: &LogTable,
+    table: &EventColumns,
     member: &Member,
     partitions: usize,
 ) -> Result<()> {
@@ -164,7 +170,7 @@ async fn refuse_other_instances(
     );
     let live: Option<(String, Vec<String>, String)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
         .bind(&member.group)
         .bind(partitions != usize::from(member.partitions))
         .bind(member.id)

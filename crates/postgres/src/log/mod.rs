@@ -17,14 +17,14 @@
 pub(crate) mod admin;
 mod ahead;
 mod check;
-mod consumers;
+pub(crate) mod consumers;
 mod holes;
-mod parked;
+pub(crate) mod parked;
 mod partitions;
-mod read;
+pub(crate) mod read;
 mod retention;
 mod seek;
-mod settle;
+pub(crate) mod settle;
 
 use std::{
     sync::{
@@ -89,6 +89,14 @@ pub(crate) struct LogTable {
     pub(crate) columns: EventColumns,
     sequence: Sequence,
     partitioned: bool,
+}
+
+impl std::ops::Deref for LogTable {
+    type Target = EventColumns;
+
+    fn deref(&self) -> &EventColumns {
+        &self.columns
+    }
 }
 
 impl LogTable {

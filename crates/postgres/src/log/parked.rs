@@ -8,8 +8,8 @@ use airtight_core::{
 };
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgArguments, query::QueryAs};
 
-use super::{LogTable, settle};
-use crate::{PgOutbox, admin::list_row, decode, error::doing, outbox::Conn};
+use super::settle;
+use crate::{PgOutbox, admin::list_row, columns::EventColumns, decode, error::doing, outbox::Conn};
 
 /// A parked event as a list shows it; a row `p`.
 const LIST: &str = "p.consumer AS l_consumer, p.seq AS l_seq, coalesce(p.id, '') AS l_id, coalesce(p.stream, '') AS l_stream, \
@@ -27,14 +27,14 @@ pub(super) const EVENT: &str = "p.id AS e_id, p.seq AS e_seq, p.stream AS e_stre
 pub(super) async fn list(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    table: &LogTable,
+    table: &EventColumns,
     filter: &ParkedFilter,
 ) -> Result<Vec<Parked>> {
     let mut query = QueryBuilder::<Postgres>::new(format!(
         "SELECT {LIST} FROM {} p WHERE p.outbox = ",
         outbox.own("parked")
     ));
-    query.push_bind(&table.columns.outbox);
+    query.push_bind(&table.outbox);
     push_filter(&mut query, filter, filter.dead_only);
     query.push(" ORDER BY p.seq, p.consumer LIMIT ");
     query.push_bind(i64::try_from(if filter.limit == 0 { 50 } else { filter.limit }).unwrap_or(i64::MAX));
@@ -52,7 +52,7 @@ pub(super) async fn list(
 pub(super) async fn show(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    table: &LogTable,
+    table: &EventColumns,
     consumer: &str,
     seq: i64,
 ) -> Result<Option<Detail>> {
@@ -62,15 +62,14 @@ pub(super) async fn show(
     );
     let row = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
         .bind(consumer)
         .bind(seq)
         .fetch_optional(conn.get())
         .await
         .map_err(doing("reading the parked event"))?;
     row.map(|row| {
-        let event =
-            decode::event(&row, &table.columns.spec, MAX_PAYLOAD_BYTES).map_err(|bad| bad.error.to_string());
+        let event = decode::event(&row, &table.spec, MAX_PAYLOAD_BYTES).map_err(|bad| bad.error.to_string());
         Ok(Detail { row: list_row(&row)?, event })
     })
     .transpose()
@@ -88,7 +87,7 @@ pub(super) enum Act {
 pub(super) async fn act(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    table: &LogTable,
+    table: &EventColumns,
     filter: &ParkedFilter,
     act: Act,
 ) -> Result<u64> {
@@ -101,7 +100,7 @@ pub(super) async fn act(
         Act::Discard => format!("DELETE FROM {parked} p WHERE p.outbox = "),
     };
     let mut query = QueryBuilder::<Postgres>::new(statement);
-    query.push_bind(&table.columns.outbox);
+    query.push_bind(&table.outbox);
     push_filter(&mut query, filter, false);
     query.push(if filter.seqs.is_empty() { " AND p.state = 'dead'" } else { "" });
     query.push(" RETURNING p.consumer, p.key");
@@ -123,7 +122,7 @@ pub(super) async fn act(
         );
         sqlx::query(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
-            .bind(&table.columns.outbox)
+            .bind(&table.outbox)
             .bind(consumer)
             .execute(conn.get())
             .await
@@ -160,7 +159,7 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, filter: &ParkedFilter, dead_o
 pub(super) async fn blocked(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    table: &LogTable,
+    table: &EventColumns,
     limit: usize,
 ) -> Result<Vec<BlockedKey>> {
     let failed = doing("listing blocked keys");
@@ -175,7 +174,7 @@ pub(super) async fn blocked(
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
         .fetch_all(conn.get())
         .await

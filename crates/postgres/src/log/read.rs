@@ -12,7 +12,7 @@ use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
 use super::{LogTable, holes::Reach, numbers, parked::EVENT};
-use crate::{PgOutbox, decode, error::doing, outbox::Conn};
+use crate::{PgOutbox, columns::EventColumns, decode, error::doing, outbox::Conn};
 
 /// What a row costs in memory besides its payload, near enough.
 const ROW_OVERHEAD: usize = 512;
@@ -203,12 +203,12 @@ fn hang_up(mut conn: Conn) {
 fn log_row(
     row: &PgRow,
     layout: &decode::Layout,
-    table: &LogTable,
+    table: &EventColumns,
     max_payload: usize,
     seq: i64,
     part: i16,
 ) -> LogRow {
-    let event = layout.event(row, &table.columns.spec, max_payload);
+    let event = layout.event(row, &table.spec, max_payload);
     LogRow { seq, partition: u16::try_from(part).unwrap_or(0), max_attempts: layout.max_attempts(row), event }
 }
 
@@ -295,9 +295,9 @@ impl InMemory for ParkedRow {
 }
 
 /// Parked events that are due, each with what is held behind it.
-pub(super) async fn due(
+pub(crate) async fn due(
     outbox: &PgOutbox,
-    table: &LogTable,
+    table: &EventColumns,
     request: &ReadRequest<'_>,
     except: &[i64],
 ) -> Result<Due> {
@@ -343,7 +343,7 @@ pub(super) async fn due(
     let mut conn = outbox.acquire().await?;
     let found = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
         .bind(request.member.consumer())
         .bind(numbers(request.partitions))
         .bind(except)
@@ -371,7 +371,7 @@ pub(super) async fn due(
     );
     let next: Option<f64> = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
         .bind(request.member.consumer())
         .bind(numbers(request.partitions))
         .bind(except)

@@ -21,7 +21,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use super::{LogTable, consumers::SERVER, numbers};
 use crate::{
     PgOutbox,
-    columns::qualified,
+    columns::{EventColumns, qualified},
     error::doing,
     queue::{LONGEST_WAIT, storable},
 };
@@ -117,18 +117,18 @@ async fn move_offsets(
 }
 
 /// Fates as columns.
-struct Fates {
-    seqs: Vec<i64>,
-    states: Vec<&'static str>,
-    attempts: Vec<i32>,
+pub(crate) struct Fates {
+    pub(crate) seqs: Vec<i64>,
+    pub(crate) states: Vec<&'static str>,
+    pub(crate) attempts: Vec<i32>,
     /// Seconds until it is due; none for one that is not.
-    waits: Vec<Option<f64>>,
-    codes: Vec<Option<String>>,
-    messages: Vec<Option<String>>,
+    pub(crate) waits: Vec<Option<f64>>,
+    pub(crate) codes: Vec<Option<String>>,
+    pub(crate) messages: Vec<Option<String>>,
 }
 
 impl Fates {
-    fn new<'a>(parks: impl Iterator<Item = &'a Park>) -> Self {
+    pub(crate) fn new<'a>(parks: impl Iterator<Item = &'a Park>) -> Self {
         let mut fates = Self {
             seqs: Vec::new(),
             states: Vec::new(),
@@ -223,10 +223,10 @@ async fn copy(
 }
 
 /// Writes down what became of parked events. Returns their keys.
-async fn update(
+pub(crate) async fn update(
     outbox: &PgOutbox,
     conn: &mut PgConnection,
-    table: &LogTable,
+    table: &EventColumns,
     member: &Member,
     parked: &[&Park],
 ) -> Result<Vec<String>> {
@@ -242,7 +242,7 @@ async fn update(
         );
         let gone: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
-            .bind(&table.columns.outbox)
+            .bind(&table.outbox)
             .bind(member.consumer())
             .bind(seqs)
             .fetch_all(&mut *conn)
@@ -261,7 +261,7 @@ async fn update(
         );
         let changed: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
-            .bind(&table.columns.outbox)
+            .bind(&table.outbox)
             .bind(member.consumer())
             .bind(&fates.seqs)
             .bind(&fates.states)
@@ -279,10 +279,10 @@ async fn update(
 
 /// Makes the first waiting event of each key due, if it is not: nothing is before it any more. With
 /// `block_on_dead` one that a person must decide about counts as being before it.
-pub(super) async fn free(
+pub(crate) async fn free(
     outbox: &PgOutbox,
     conn: &mut PgConnection,
-    table: &LogTable,
+    table: &EventColumns,
     consumer: &str,
     keys: &[String],
     block_on_dead: bool,
@@ -297,7 +297,7 @@ pub(super) async fn free(
     );
     let freed = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
         .bind(consumer)
         .bind(keys)
         .bind(block_on_dead)
@@ -308,9 +308,9 @@ pub(super) async fn free(
 }
 
 /// The same for all keys of some partitions.
-pub(super) async fn unhold(
+pub(crate) async fn unhold(
     outbox: &PgOutbox,
-    table: &LogTable,
+    table: &EventColumns,
     member: &Member,
     partitions: &[u16],
     block_on_dead: bool,
@@ -324,7 +324,7 @@ pub(super) async fn unhold(
     );
     let keys: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
         .bind(member.consumer())
         .bind(numbers(partitions))
         .fetch_all(conn.get())

@@ -1,0 +1,166 @@
+//! TLS for a connection of our own, with the meaning that `sslmode` has everywhere.
+
+use std::{path::Path, sync::Arc};
+
+use airtight_core::{Error, Result};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+};
+use sqlx::postgres::PgSslMode;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::Endpoint;
+
+/// Speaks TLS over a connection to a server that has agreed to it.
+pub(super) async fn connect(endpoint: &Endpoint, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(endpoint.host.clone())
+        .map_err(|_| failed(endpoint, &"its name cannot be checked by TLS"))?;
+    let connector = TlsConnector::from(Arc::new(config(endpoint)?));
+    connector.connect(name, stream).await.map_err(|error| failed(endpoint, &error))
+}
+
+fn config(endpoint: &Endpoint) -> Result<ClientConfig> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| failed(endpoint, &error))?;
+    let verifier: Arc<dyn ServerCertVerifier> = match endpoint.ssl {
+        PgSslMode::VerifyCa => Arc::new(AnyName(web_pki(endpoint, provider)?)),
+        PgSslMode::VerifyFull => web_pki(endpoint, provider)?,
+        _ => Arc::new(Anyone(provider)),
+    };
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+    match (&endpoint.certificate, &endpoint.key) {
+        (Some(certificate), Some(key)) => {
+            let chain = certificates(certificate)?;
+            let key = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+            builder.with_client_auth_cert(chain, key).map_err(|error| failed(endpoint, &error))
+        }
+        _ => Ok(builder.with_no_client_auth()),
+    }
+}
+
+fn web_pki(endpoint: &Endpoint, provider: Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>> {
+    let mut roots = RootCertStore::empty();
+    match &endpoint.root {
+        Some(file) => {
+            for certificate in certificates(file)? {
+                roots.add(certificate).map_err(|error| unreadable(file, &error))?;
+            }
+        }
+        None => {
+            // One that cannot be read is as good as none: the server's is then refused.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .map_err(|error| failed(endpoint, &format_args!("no root certificates to check it by: {error}")))
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    CertificateDer::pem_file_iter(file)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| unreadable(file, &error))
+}
+
+fn unreadable(file: &Path, why: &dyn std::fmt::Display) -> Error {
+    Error::unavailable("tls", format!("the file {} cannot be used: {why}", file.display()))
+}
+
+fn failed(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> Error {
+    Error::unavailable("tls", format!("TLS with {} failed: {why}", endpoint.shown()))
+}
+
+/// `verify-ca`: the chain counts, the name does not.
+#[derive(Debug)]
+struct AnyName(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for AnyName {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verified = self.0.verify_server_cert(certificate, intermediates, name, ocsp, now);
+        match verified {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+/// `prefer` and `require`: against eavesdroppers only, as everywhere.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _certificate: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
