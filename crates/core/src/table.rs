@@ -411,6 +411,26 @@ impl TableSpec {
             && self.status.as_ref().is_some_and(|status| status.processing.is_some())
     }
 
+    /// The columns that make an event, and tell its row: what must be in the WAL.
+    pub fn event_columns(&self) -> Vec<&str> {
+        let fields = [&self.stream, &self.event_type, &self.aggregate_type, &self.aggregate_id];
+        let optional = [
+            &self.seq,
+            &self.created_at,
+            &self.op,
+            &self.payload_bytes,
+            &self.headers,
+            &self.occurred_at,
+            &self.schema_version,
+            &self.max_attempts,
+        ];
+        let mut columns = vec![self.identity.as_str(), self.id.as_str(), self.payload.as_str()];
+        columns.extend(fields.iter().flat_map(|field| field.columns()).map(String::as_str));
+        columns.extend(optional.into_iter().flatten().map(String::as_str));
+        columns.extend(self.extra.iter().map(|(_, column)| column.as_str()));
+        columns
+    }
+
     /// Every column the spec names, for checking that the table has them.
     pub fn columns(&self) -> Vec<&str> {
         let fields = [&self.stream, &self.event_type, &self.aggregate_type, &self.aggregate_id];

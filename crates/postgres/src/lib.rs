@@ -33,7 +33,7 @@ mod queue;
 mod schema;
 
 pub use self::{
-    cdc::Lsn,
+    cdc::{CdcOptions, Lsn, PgCdc},
     handlers::{Handled, HandlerError, PgHandlers},
     inbox::Inbox,
     log::PgLog,

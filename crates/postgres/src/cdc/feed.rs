@@ -50,7 +50,7 @@ impl Raw {
     fn size(&self) -> usize {
         OVERHEAD
             + match self {
-                Self::Tuple(_, tuple) => tuple.len(),
+                Self::Tuple(_, tuple) => tuple.size(),
                 Self::Values(_, values) => {
                     values.iter().map(|value| 32 + value.as_ref().map_or(0, Bytes::len)).sum()
                 }
@@ -106,6 +106,11 @@ impl Feed {
         let from = self.boundaries.back().copied().unwrap_or(self.base);
         self.counted = from.seq;
         from
+    }
+
+    /// What is pushed next comes behind everything that is here: rows of a table that is read once more.
+    pub(crate) fn resume_at_end(&mut self) {
+        self.counted = self.last();
     }
 
     /// How many bytes are held.

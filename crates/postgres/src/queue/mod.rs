@@ -22,7 +22,7 @@ use async_trait::async_trait;
 use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
-pub(crate) use self::settle::{LONGEST_WAIT, storable};
+pub(crate) use self::settle::{LONGEST_WAIT, mark, storable};
 use crate::{PgOutbox, columns::Columns, decode, error::doing, listen::Listener, members};
 
 /// With total order more would only be given back when one fails.

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 
 use airtight_core::{
-    Order, Result, Verdict,
+    Error, Order, Result, Verdict,
     group::Member,
     queue::{RowClaim, RowKey},
     table::{Count, Role, Test, literal, quote},
 };
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use super::{int_keys, text_keys};
@@ -104,6 +104,55 @@ async fn apply(
             .bind(messages)
             .bind(member.id);
         applied.extend(query.fetch_all(conn.get()).await.map_err(failed)?.into_iter().map(RowKey::Text));
+    }
+    Ok(())
+}
+
+/// Writes what became of rows that were not claimed: another way to read the table has delivered or given up on
+/// them. What is finished already stays as it is. Rows are named by their identity, as text.
+pub(crate) async fn mark(
+    outbox: &PgOutbox,
+    conn: &mut PgConnection,
+    c: &Columns,
+    rows: &[(String, Option<&Error>)],
+    unknown: bool,
+) -> Result<()> {
+    let failed = doing("marking rows");
+    let (dead, delivered): (Vec<_>, Vec<_>) = rows.iter().partition(|(_, error)| error.is_some());
+    let dead_kind = if unknown { Kind::Unknown } else { Kind::Dead };
+    for (kind, rows) in [(Kind::Delivered, delivered), (dead_kind, dead)] {
+        if rows.is_empty() {
+            continue;
+        }
+        let mut set = assignments(c, kind);
+        for column in [&c.spec.claim_token, &c.spec.locked_until].into_iter().flatten() {
+            set.push(format!("{} = NULL", quote(column)));
+        }
+        // One that is dead may still be delivered, once a person has said so.
+        let open =
+            if kind == Kind::Delivered { format!("NOT {}", c.is(&c.status.done)) } else { c.is_open() };
+        let sql = format!(
+            "WITH v AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS v(id, code, message)), \
+             side AS (DELETE FROM {side} s USING v WHERE s.outbox = {name} AND s.event = v.id) \
+             UPDATE {table} t SET {set} FROM v WHERE {id} = v.id::{cast} AND {open}",
+            side = c.side,
+            name = literal(&c.outbox),
+            table = c.table,
+            set = set.join(", "),
+            id = c.identity(),
+            cast = c.identity_type(),
+        );
+        let text = |value: fn(&Error) -> String| {
+            rows.iter().map(|(_, error)| error.map(value)).collect::<Vec<Option<String>>>()
+        };
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(rows.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>())
+            .bind(text(|error| storable(error.code(), 100)))
+            .bind(text(|error| storable(error.message(), 4_000)))
+            .execute(&mut *conn)
+            .await
+            .map_err(&failed)?;
     }
     Ok(())
 }

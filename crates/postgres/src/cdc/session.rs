@@ -1,0 +1,503 @@
+//! One connection's worth of reading: the slot, the table's rows at first, then the stream.
+//!
+//! It fills the [`Feed`] as far as its bytes allow and stops reading then, so that the rest waits in the server's own
+//! files. Meanwhile it goes on telling the server, by a timer, that it is there and how far everything is settled.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use airtight_core::{
+    Class, Error, Result, SourceColumn,
+    group::Member,
+    table::{literal, quote},
+};
+use bytes::{Buf, Bytes};
+use sqlx::AssertSqlSafe;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::{
+    Lsn, Shared,
+    feed::{Boundary, Feed, Raw, texts},
+    pgoutput::{self, Message, Relation},
+    row::Mapping,
+    slot::{self, Server},
+    state::{self, Phase},
+    wire::Wire,
+};
+use crate::error::doing;
+
+/// How often the server is told how far we are, and asked how far it is.
+const STATUS: Duration = Duration::from_secs(1);
+
+/// Without a word for so long, though asked, the server is taken for gone.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// How long a connection of a relay that is gone may hold on to the slot.
+const HANDOVER: Duration = Duration::from_secs(30);
+
+/// How many rows of the table are fetched at once.
+const FETCH: usize = 500;
+
+/// Between two looks at something that takes its time.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A relation of the stream.
+enum Known {
+    /// The outbox.
+    Ours(Arc<Mapping>),
+    /// Something else that the publication has.
+    Other,
+}
+
+pub(super) struct Session {
+    shared: Arc<Shared>,
+    member: Member,
+    epoch: i64,
+    version: i32,
+}
+
+impl Session {
+    pub(super) fn new(shared: Arc<Shared>, member: Member, epoch: i64) -> Self {
+        Self { shared, member, epoch, version: 0 }
+    }
+
+    fn name(&self) -> &str {
+        self.member.consumer()
+    }
+
+    /// Reads until something goes wrong.
+    pub(super) async fn run(mut self) -> Error {
+        match self.read().await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    async fn read(&mut self) -> Result<std::convert::Infallible> {
+        let mut wire = Wire::connect_for_replication(&self.shared.endpoint).await?;
+        let server = slot::identify(&mut wire).await?;
+        self.version = self.server_version().await?;
+        let begun = self.shared.timeline(&server)?;
+        if !begun {
+            wire = self.begin(wire, &server).await?;
+        } else {
+            self.free_slot().await?;
+        }
+        if !self.shared.has_snapshot() {
+            self.snapshot(None).await?;
+        }
+        let from = self.shared.feed().resume();
+        let options = &self.shared.options;
+        let messages = options.messages.is_some();
+        let command =
+            slot::start_command(self.name(), from.lsn, &options.publication, messages, self.version);
+        wire.copy_both(&command, "starting the stream").await?;
+        tracing::info!(slot = self.name(), from = %from.lsn, "streaming");
+        let error = self.stream(&mut wire).await;
+        wire.close().await;
+        Err(error)
+    }
+
+    async fn server_version(&self) -> Result<i32> {
+        let mut conn = self.shared.outbox.acquire().await?;
+        let version = sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
+            .persistent(!self.shared.outbox.pooled)
+            .fetch_one(conn.get())
+            .await
+            .map_err(doing("reading the server's version"))?;
+        conn.commit().await?;
+        Ok(version)
+    }
+
+    /// The first session since this relay took the reader over: finds out where to begin. Returns a connection to
+    /// stream from.
+    async fn begin(&mut self, mut wire: Wire, server: &Server) -> Result<Wire> {
+        let shared = self.shared.clone();
+        let c = shared.columns()?;
+        let stored = state::load(&shared.outbox, c, self.name()).await?;
+        let slot = self.free_slot().await?;
+        slot::check_gap(&shared.outbox, c, self.name(), &stored, slot.as_ref(), server).await?;
+        let settled = shared.settled();
+        if stored.phase == Phase::Streaming {
+            let lsn = stored.lsn.unwrap_or_default();
+            shared.begin(Boundary { seq: stored.seq, lsn, time: 0 }, settled, true);
+            return Ok(wire);
+        }
+        let (place, snapshot) = match slot {
+            Some(slot) => {
+                slot::check_kind(&shared.outbox, self.name(), &slot).await?;
+                // What is acknowledged is never behind what was acknowledged.
+                (slot.confirmed.unwrap_or_default().max(stored.lsn.unwrap_or_default()), None)
+            }
+            None => self.create(&mut wire).await?,
+        };
+        let first = Boundary { seq: settled, lsn: Lsn(0), time: 0 };
+        let skip = !shared.options.snapshot;
+        let (phase, at) = if skip { (Phase::Streaming, place) } else { (Phase::Snapshot, place) };
+        let boundary = Boundary { lsn: at, ..first };
+        if !state::enter(&shared.outbox, c, &self.member, self.epoch, phase, boundary, &server.system).await?
+        {
+            return Err(Error::retryable("fenced", "another relay has taken the reader over"));
+        }
+        shared.begin(if skip { boundary } else { first }, settled, skip);
+        shared.set_start(place);
+        if !skip {
+            self.snapshot(snapshot).await?;
+        }
+        // The old connection has held the snapshot until it was imported.
+        wire.close().await;
+        Wire::connect_for_replication(&shared.endpoint).await
+    }
+
+    /// Waits until nobody holds the slot. This relay has the lease: a connection of ours that is still there belongs
+    /// to one that is gone, and is ended.
+    async fn free_slot(&self) -> Result<Option<slot::Slot>> {
+        let deadline = Instant::now() + HANDOVER;
+        loop {
+            let slot = slot::find(&self.shared.outbox, self.name()).await?;
+            let Some((pid, holder)) =
+                slot.as_ref().and_then(|slot| Some((slot.active_pid?, slot.holder.clone())))
+            else {
+                return Ok(slot);
+            };
+            let ours = holder.as_deref() == Some("airtight");
+            if !ours || Instant::now() >= deadline {
+                let holder = holder.filter(|name| !name.is_empty()).unwrap_or_else(|| "somebody".into());
+                return Err(Error::permanent(
+                    "slot_in_use",
+                    format!(
+                        "the slot `{}` is being read by {holder} (pid {pid}): stop that one, or take another slot \
+                         (`--slot NAME`). To end it: SELECT pg_terminate_backend({pid})",
+                        self.name()
+                    ),
+                ));
+            }
+            let mut conn = self.shared.outbox.acquire().await?;
+            // It may have ended by itself, or be out of reach: seen with the next look.
+            let _ = sqlx::query("SELECT pg_terminate_backend($1)")
+                .persistent(!self.shared.outbox.pooled)
+                .bind(pid)
+                .execute(conn.get())
+                .await;
+            conn.commit().await?;
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Makes the slot, which waits for all transactions that are open, and says for which.
+    async fn create(&self, wire: &mut Wire) -> Result<(Lsn, Option<String>)> {
+        let name = self.name().to_owned();
+        let made = slot::create(wire, &name, self.version, self.shared.options.failover);
+        tokio::pin!(made);
+        let mut wait = Duration::from_secs(2);
+        loop {
+            tokio::select! {
+                made = &mut made => {
+                    let (place, snapshot) = made?;
+                    tracing::info!(slot = name, at = %place, "made the slot");
+                    return Ok((place, snapshot));
+                }
+                () = tokio::time::sleep(wait) => {
+                    let writers = slot::writers(&self.shared.outbox).await.unwrap_or_default();
+                    tracing::warn!(
+                        slot = name,
+                        "making the slot waits for transactions that are open: {}",
+                        if writers.is_empty() { "none is known".into() } else { writers.join(", ") }
+                    );
+                    wait = (wait * 2).min(Duration::from_secs(60));
+                }
+            }
+        }
+    }
+
+    /// Delivers what is in the table, finished rows excepted: as of `snapshot`, or as of now where that is lost. What
+    /// comes after it comes by the stream, some of it perhaps for the second time.
+    async fn snapshot(&self, snapshot: Option<String>) -> Result<()> {
+        let shared = &self.shared;
+        let c = shared.columns()?;
+        let mut wire = Wire::connect(&shared.endpoint).await?;
+        wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "beginning the snapshot").await?;
+        if let Some(snapshot) = &snapshot {
+            let set = format!("SET TRANSACTION SNAPSHOT {}", literal(snapshot));
+            wire.query(&set, "taking the slot's snapshot").await?;
+        }
+        let open = shared.marks().map_or("true".into(), |marks| marks.is_open());
+        let declare = format!(
+            "DECLARE airtight NO SCROLL CURSOR FOR SELECT t.* FROM {} t WHERE {open} ORDER BY {}",
+            c.table,
+            c.order().join(", ")
+        );
+        wire.query(&declare, "reading the table").await?;
+        let fetch = format!("FETCH {FETCH} FROM airtight");
+        let (mut mapping, mut rows, mut told) = (None, 0_u64, Instant::now());
+        shared.feed().resume_at_end();
+        loop {
+            let table = wire.query(&fetch, "reading the table").await?;
+            if table.rows.is_empty() {
+                break;
+            }
+            let mapping = match &mapping {
+                Some(mapping) => mapping,
+                None => {
+                    let columns = table
+                        .columns
+                        .iter()
+                        .map(|column| (column.name.clone(), column.type_oid, column.type_modifier));
+                    mapping.insert(self.mapping(columns.collect()).await?)
+                }
+            };
+            rows += table.rows.len() as u64;
+            for values in table.rows {
+                self.wait_for_room().await;
+                let raw = if shared.wants(mapping, &values) {
+                    Raw::Values(mapping.clone(), values)
+                } else {
+                    Raw::Unwanted
+                };
+                shared.feed().push(raw);
+            }
+            shared.arrived.notify_one();
+            if told.elapsed() > Duration::from_secs(10) {
+                told = Instant::now();
+                tracing::info!(slot = self.name(), rows, "delivering what is in the table");
+            }
+        }
+        wire.query("COMMIT", "ending the snapshot").await?;
+        wire.close().await;
+        shared.end_snapshot();
+        tracing::info!(slot = self.name(), rows, "the table was read");
+        Ok(())
+    }
+
+    async fn wait_for_room(&self) {
+        loop {
+            let room = self.shared.room.notified();
+            if self.shared.feed().bytes() < self.shared.options.buffer_bytes {
+                return;
+            }
+            room.await;
+        }
+    }
+
+    /// How the columns of a row make an event.
+    async fn mapping(&self, columns: Vec<(String, u32, i32)>) -> Result<Arc<Mapping>> {
+        let shared = &self.shared;
+        let c = shared.columns()?;
+        let nullable = if shared.options.keep_row { self.nullable().await? } else { HashMap::new() };
+        let columns: Arc<[SourceColumn]> = columns
+            .into_iter()
+            .map(|(name, type_oid, type_modifier)| {
+                let nullable = nullable.get(&name).copied().unwrap_or(true);
+                SourceColumn { name, type_oid, type_modifier, nullable }
+            })
+            .collect();
+        Ok(Arc::new(Mapping::new(&c.spec, columns)?))
+    }
+
+    async fn nullable(&self) -> Result<HashMap<String, bool>> {
+        let mut conn = self.shared.outbox.acquire().await?;
+        let columns: Vec<(String, bool)> = sqlx::query_as(
+            "SELECT attname::text, NOT attnotnull FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0",
+        )
+        .persistent(!self.shared.outbox.pooled)
+        .bind(&self.shared.columns()?.table)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("reading the table's columns"))?;
+        conn.commit().await?;
+        Ok(columns.into_iter().collect())
+    }
+
+    /// The outbox's own number, under which the stream knows it, whatever it is called.
+    async fn table_oid(&self) -> Result<Option<u32>> {
+        let mut conn = self.shared.outbox.acquire().await?;
+        let oid: Option<i64> =
+            sqlx::query_scalar(AssertSqlSafe("SELECT to_regclass($1)::oid::bigint".to_owned()))
+                .persistent(!self.shared.outbox.pooled)
+                .bind(&self.shared.columns()?.table)
+                .fetch_one(conn.get())
+                .await
+                .map_err(doing("looking for the table"))?;
+        conn.commit().await?;
+        Ok(oid.and_then(|oid| u32::try_from(oid).ok()))
+    }
+
+    async fn stream(&self, wire: &mut Wire) -> Error {
+        match self.stream_on(wire).await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    async fn stream_on(&self, wire: &mut Wire) -> Result<std::convert::Infallible> {
+        let shared = &self.shared;
+        let table = self.table_oid().await?;
+        let mut relations: HashMap<u32, Known> = HashMap::new();
+        let mut acked = shared.acked.subscribe();
+        let mut status = tokio::time::interval(STATUS);
+        status.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard = Instant::now();
+        loop {
+            let room = shared.room.notified();
+            let has_room = shared.feed().bytes() < shared.options.buffer_bytes;
+            tokio::select! {
+                frame = wire.receive(), if has_room => {
+                    heard = Instant::now();
+                    let mut frame = frame?;
+                    let mut asked = false;
+                    loop {
+                        let unknown = {
+                            let mut feed = shared.feed();
+                            take_in(shared, &mut feed, &relations, frame, &mut asked)?
+                        };
+                        if let Some(relation) = unknown {
+                            let (id, known) = self.relation(table, relation).await?;
+                            relations.insert(id, known);
+                        }
+                        if shared.feed().bytes() >= shared.options.buffer_bytes {
+                            break;
+                        }
+                        match wire.received() {
+                            Some(next) => frame = next?,
+                            None => break,
+                        }
+                    }
+                    shared.arrived.notify_one();
+                    if asked {
+                        self.tell(wire, false).await?;
+                    }
+                }
+                () = room, if !has_room => {}
+                changed = acked.changed() => {
+                    if changed.is_err() {
+                        return Err(Error::retryable("closed", "the reader was closed"));
+                    }
+                    self.tell(wire, false).await?;
+                }
+                () = shared.ask.notified() => self.tell(wire, true).await?,
+                _ = status.tick() => {
+                    if has_room && heard.elapsed() > SILENCE {
+                        return Err(Error::retryable(
+                            "unreachable",
+                            format!("the server has said nothing for {} s, though asked", SILENCE.as_secs()),
+                        ));
+                    }
+                    if !has_room {
+                        heard = Instant::now();
+                    }
+                    self.tell(wire, true).await?;
+                }
+            }
+        }
+    }
+
+    /// Says how far everything is settled; with `ask`, asks how far the server is.
+    async fn tell(&self, wire: &mut Wire, ask: bool) -> Result<()> {
+        let settled = *self.shared.acked.borrow();
+        let received = self.shared.feed().received().lsn.max(settled);
+        let mut message = [0_u8; 34];
+        message[0] = b'r';
+        message[1..9].copy_from_slice(&received.0.to_be_bytes());
+        message[9..17].copy_from_slice(&settled.0.to_be_bytes());
+        message[17..25].copy_from_slice(&settled.0.to_be_bytes());
+        // The time is for nobody.
+        message[33] = u8::from(ask);
+        wire.send(&message).await
+    }
+
+    async fn relation(&self, table: Option<u32>, relation: Relation) -> Result<(u32, Known)> {
+        let c = self.shared.columns()?;
+        let named = c.spec.table == relation.name
+            && c.spec.schema.as_ref().is_none_or(|schema| *schema == relation.schema);
+        if table != Some(relation.id) && !named {
+            return Ok((relation.id, Known::Other));
+        }
+        let columns =
+            relation.columns.into_iter().map(|column| (column.name, column.type_oid, column.type_modifier));
+        let mapping = self.mapping(columns.collect()).await.map_err(|error| {
+            // The table has changed under the relay: what comes next cannot be read, and must not be skipped.
+            if error.class() == Class::Permanent {
+                let at = self.shared.feed().received().lsn;
+                error.context(format_args!("after {at} the table {} is another one", quote(&relation.name)))
+            } else {
+                error
+            }
+        })?;
+        Ok((relation.id, Known::Ours(mapping)))
+    }
+}
+
+/// Takes in one message of the stream. Returns a relation that is to be looked up.
+fn take_in(
+    shared: &Shared,
+    feed: &mut Feed,
+    relations: &HashMap<u32, Known>,
+    mut frame: Bytes,
+    asked: &mut bool,
+) -> Result<Option<Relation>> {
+    let short =
+        || Error::permanent("bad_wal", "the server has sent a message of the stream that is too short");
+    match frame.first() {
+        Some(b'k') if frame.len() >= 18 => {
+            frame.advance(1);
+            let (end, time) = (Lsn(frame.get_u64()), frame.get_i64());
+            *asked |= frame.get_u8() == 1;
+            // Within a transaction it says nothing of what is complete.
+            if !feed.is_open() {
+                feed.complete(end, time);
+            }
+            return Ok(None);
+        }
+        Some(b'w') if frame.len() >= 25 => {}
+        // A kind that nobody knows yet is none that carries rows.
+        Some(kind) if !matches!(kind, b'k' | b'w') => return Ok(None),
+        _ => return Err(short()),
+    }
+    frame.advance(1);
+    let start = Lsn(frame.get_u64());
+    frame.advance(16);
+    let message = pgoutput::parse(frame).map_err(|malformed| {
+        Error::permanent(
+            "bad_wal",
+            format!(
+                "the message at {start} of the stream cannot be read ({malformed}). Nothing is skipped: the relay \
+                 stops here, and everything before it is delivered. Report it with the server's version"
+            ),
+        )
+    })?;
+    match message {
+        Message::Begin { final_lsn, .. } => feed.begin(final_lsn)?,
+        Message::Commit { end_lsn, commit_time, .. } => feed.commit(end_lsn, commit_time),
+        Message::Relation(relation) => return Ok(Some(relation)),
+        Message::Insert { relation, tuple } => match relations.get(&relation) {
+            Some(Known::Ours(mapping)) => {
+                let wanted = !shared.is_choosy() || shared.wants(mapping, &texts(&tuple));
+                feed.push(if wanted { Raw::Tuple(mapping.clone(), tuple) } else { Raw::Unwanted });
+            }
+            Some(Known::Other) => {}
+            None => {
+                return Err(Error::permanent(
+                    "bad_wal",
+                    format!(
+                        "the stream has at {start} a row of a table ({relation}) that it never described"
+                    ),
+                ));
+            }
+        },
+        Message::Logical { transactional: true, prefix, content, .. }
+            if shared.options.messages.as_ref() == Some(&prefix) =>
+        {
+            feed.push(Raw::Emitted(content));
+        }
+        Message::Truncate { relations: truncated } => {
+            if truncated.iter().any(|id| matches!(relations.get(id), Some(Known::Ours(_)))) {
+                tracing::warn!(at = %start, "the outbox was truncated; what was committed before is delivered all the same");
+            }
+        }
+        Message::Logical { .. }
+        | Message::Origin { .. }
+        | Message::Type { .. }
+        | Message::Update { .. }
+        | Message::Delete { .. } => {}
+    }
+    Ok(None)
+}

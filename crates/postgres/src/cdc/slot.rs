@@ -1,0 +1,444 @@
+//! The publication and the slot: made in the right order, or taken as given and checked.
+//!
+//! What is not as it must be is refused with the statement that mends it.
+
+use airtight_core::{
+    Error, Result,
+    table::{literal, quote},
+};
+use sqlx::{AssertSqlSafe, Row};
+
+use super::{
+    Lsn,
+    state::{Phase, Stored},
+    wire::{Endpoint, Wire},
+};
+use crate::{PgOutbox, columns::EventColumns, error::doing};
+
+/// What the server says of itself on a replication connection.
+#[derive(Debug, Clone)]
+pub(super) struct Server {
+    pub(super) system: String,
+    pub(super) timeline: String,
+}
+
+/// A slot as the server has it.
+#[derive(Debug, Clone)]
+pub(crate) struct Slot {
+    pub(crate) plugin: Option<String>,
+    pub(crate) database: Option<String>,
+    pub(crate) active_pid: Option<i32>,
+    /// Who holds it: the application's name.
+    pub(crate) holder: Option<String>,
+    pub(crate) confirmed: Option<Lsn>,
+    pub(crate) wal_status: Option<String>,
+    pub(crate) temporary: bool,
+}
+
+impl Slot {
+    /// Whether WAL that it needs is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.wal_status.as_deref() == Some("lost") || self.confirmed.is_none()
+    }
+}
+
+/// Refuses a server that cannot be followed, and asks who it is.
+pub(super) async fn check_server(outbox: &PgOutbox, endpoint: &Endpoint) -> Result<Server> {
+    let failed = doing("checking the server");
+    let mut conn = outbox.acquire().await?;
+    let row = sqlx::query(
+        "SELECT current_setting('wal_level') AS wal_level, pg_is_in_recovery() AS standby, current_user::text AS role",
+    )
+    .persistent(!outbox.pooled)
+    .fetch_one(conn.get())
+    .await
+    .map_err(&failed)?;
+    conn.commit().await?;
+    let wal_level: String = row.try_get("wal_level").map_err(&failed)?;
+    if row.try_get::<bool, _>("standby").map_err(&failed)? {
+        return Err(Error::unavailable("read_only", "this server is a standby: name the primary"));
+    }
+    if wal_level != "logical" {
+        return Err(Error::permanent(
+            "wal_level",
+            format!(
+                "the server writes its WAL with wal_level = {wal_level}, from which no rows can be read. Set it and \
+                 restart the server: ALTER SYSTEM SET wal_level = 'logical'"
+            ),
+        ));
+    }
+    let role: String = row.try_get("role").map_err(&failed)?;
+    let mut wire = Wire::connect_for_replication(endpoint).await.map_err(|error| no_right(error, &role))?;
+    let server = identify(&mut wire).await;
+    wire.close().await;
+    server
+}
+
+fn no_right(error: Error, role: &str) -> Error {
+    if error.code() != "permission" {
+        return error.context("connecting for replication");
+    }
+    Error::permanent("no_replication", format!("{error}. Grant it: ALTER ROLE {} REPLICATION", quote(role)))
+}
+
+/// Asks the server who it is.
+pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
+    let answer = wire.query("IDENTIFY_SYSTEM", "asking who the server is").await?;
+    let text = |name: &str| answer.first(name).unwrap_or_default();
+    Ok(Server { system: text("systemid"), timeline: text("timeline") })
+}
+
+/// Makes the publication, or refuses one that would leave something out.
+pub(super) async fn ensure_publication(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Result<()> {
+    match check_publication(outbox, c, name).await? {
+        Publication::Fits => Ok(()),
+        Publication::Missing => {
+            let sql = create_publication(c, name);
+            let mut conn = outbox.acquire().await?;
+            let made =
+                sqlx::query(AssertSqlSafe(sql.clone())).persistent(!outbox.pooled).execute(conn.get()).await;
+            match made {
+                Ok(_) => {}
+                // Another relay was faster.
+                Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42710") => {}
+                Err(error) => {
+                    let error = doing("creating the publication")(error);
+                    return Err(Error::permanent(
+                        "no_publication",
+                        format!("{error}. Have it made by somebody who may: {sql}"),
+                    ));
+                }
+            }
+            conn.commit().await?;
+            tracing::info!(publication = name, table = c.outbox, "made the publication");
+            Ok(())
+        }
+        Publication::Unfit(error) => Err(error),
+    }
+}
+
+/// The statement that makes it.
+pub(crate) fn create_publication(c: &EventColumns, name: &str) -> String {
+    format!(
+        "CREATE PUBLICATION {} FOR TABLE {} WITH (publish = 'insert', publish_via_partition_root = true)",
+        quote(name),
+        c.table
+    )
+}
+
+/// Whether a publication will do.
+#[derive(Debug)]
+pub(crate) enum Publication {
+    Missing,
+    Unfit(Error),
+    Fits,
+}
+
+/// Looks at a publication.
+pub(crate) async fn check_publication(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    name: &str,
+) -> Result<Publication> {
+    let failed = doing("checking the publication");
+    let mut conn = outbox.acquire().await?;
+    let row = sqlx::query(
+        "SELECT p.pubinsert, p.pubviaroot, c.relkind = 'p' AS partitioned, c.relispartition AS is_partition, \
+           c.relpersistence = 'u' AS unlogged, \
+           EXISTS (SELECT FROM pg_publication_tables t WHERE t.pubname = p.pubname AND t.schemaname = n.nspname \
+             AND t.tablename = c.relname) AS listed, \
+           EXISTS (SELECT FROM pg_publication_tables t JOIN pg_class l ON l.relname = t.tablename \
+             JOIN pg_namespace m ON m.oid = l.relnamespace AND m.nspname = t.schemaname \
+             JOIN pg_partition_tree(c.oid) f ON f.relid = l.oid WHERE t.pubname = p.pubname) AS part_listed, \
+           current_setting('server_version_num')::int >= 150000 AS has_filters \
+         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+           LEFT JOIN pg_publication p ON p.pubname = $2 WHERE c.oid = to_regclass($1)",
+    )
+    .persistent(!outbox.pooled)
+    .bind(&c.table)
+    .bind(name)
+    .fetch_one(conn.get())
+    .await
+    .map_err(&failed)?;
+    let flag = |name: &str| row.try_get::<Option<bool>, _>(name).map_err(&failed);
+    let unfit = |code: &'static str, what: String| Ok(Publication::Unfit(Error::permanent(code, what)));
+    let (table, shown, publication) = (&c.table, &c.outbox, quote(name));
+    if flag("unlogged")? == Some(true) {
+        return unfit(
+            "unlogged",
+            format!(
+                "{shown} is unlogged, so the WAL has nothing of it. Mend it: ALTER TABLE {table} SET LOGGED"
+            ),
+        );
+    }
+    let Some(publishes_inserts) = flag("pubinsert")? else { return Ok(Publication::Missing) };
+    if !publishes_inserts {
+        return unfit(
+            "bad_publication",
+            format!(
+                "the publication `{name}` leaves inserts out. Mend it: ALTER PUBLICATION {publication} SET (publish = 'insert')"
+            ),
+        );
+    }
+    if flag("partitioned")? == Some(true) && flag("pubviaroot")? != Some(true) {
+        return unfit(
+            "bad_publication",
+            format!(
+                "{shown} is partitioned, and the publication `{name}` would name its partitions. Mend it: ALTER \
+                 PUBLICATION {publication} SET (publish_via_partition_root = true)"
+            ),
+        );
+    }
+    if flag("listed")? != Some(true) {
+        return unfit(
+            "bad_publication",
+            format!(
+                "the publication `{name}` does not have the table {shown}. Mend it: ALTER PUBLICATION {publication} ADD TABLE {table}"
+            ),
+        );
+    }
+    if flag("has_filters")? == Some(true) {
+        let row = sqlx::query(
+            "SELECT t.rowfilter IS NOT NULL AS filtered, t.attnames::text[] AS columns FROM pg_publication_tables t \
+             JOIN pg_class c ON c.oid = to_regclass($1) JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE t.pubname = $2 AND t.schemaname = n.nspname AND t.tablename = c.relname",
+        )
+        .persistent(!outbox.pooled)
+        .bind(table)
+        .bind(name)
+        .fetch_one(conn.get())
+        .await
+        .map_err(&failed)?;
+        if row.try_get("filtered").map_err(&failed)? {
+            return unfit(
+                "bad_publication",
+                format!(
+                    "the publication `{name}` filters rows of {shown}. Mend it: ALTER PUBLICATION {publication} SET TABLE {table}"
+                ),
+            );
+        }
+        let published: Vec<String> = row.try_get("columns").map_err(&failed)?;
+        let missing: Vec<&str> = c
+            .spec
+            .event_columns()
+            .into_iter()
+            .filter(|column| !published.iter().any(|name| name == column))
+            .collect();
+        if !missing.is_empty() {
+            return unfit(
+                "bad_publication",
+                format!(
+                    "the publication `{name}` leaves out columns of {shown} that the mapping needs: {}. Mend it: ALTER \
+                     PUBLICATION {publication} SET TABLE {table}",
+                    missing.join(", ")
+                ),
+            );
+        }
+    }
+    conn.commit().await?;
+    Ok(Publication::Fits)
+}
+
+/// The slot of this name, if there is one.
+pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> {
+    let failed = doing("looking at the slot");
+    let mut conn = outbox.acquire().await?;
+    let row = sqlx::query(
+        "SELECT r.plugin::text, r.database::text, r.active_pid, a.application_name AS holder, r.temporary, \
+           r.confirmed_flush_lsn::text AS confirmed, r.wal_status \
+         FROM pg_replication_slots r LEFT JOIN pg_stat_activity a ON a.pid = r.active_pid WHERE r.slot_name = $1",
+    )
+    .persistent(!outbox.pooled)
+    .bind(name)
+    .fetch_optional(conn.get())
+    .await
+    .map_err(&failed)?;
+    conn.commit().await?;
+    let Some(row) = row else { return Ok(None) };
+    let confirmed: Option<String> = row.try_get("confirmed").map_err(&failed)?;
+    Ok(Some(Slot {
+        plugin: row.try_get("plugin").map_err(&failed)?,
+        database: row.try_get("database").map_err(&failed)?,
+        active_pid: row.try_get("active_pid").map_err(&failed)?,
+        holder: row.try_get("holder").map_err(&failed)?,
+        confirmed: confirmed.map(|lsn| lsn.parse()).transpose()?,
+        wal_status: row.try_get("wal_status").map_err(&failed)?,
+        temporary: row.try_get("temporary").map_err(&failed)?,
+    }))
+}
+
+/// Refuses a slot that is not one of ours to read.
+pub(super) async fn check_kind(outbox: &PgOutbox, name: &str, slot: &Slot) -> Result<()> {
+    let mut conn = outbox.acquire().await?;
+    let database: String = sqlx::query_scalar("SELECT current_database()::text")
+        .persistent(!outbox.pooled)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("checking the slot"))?;
+    conn.commit().await?;
+    let what = match (&slot.plugin, &slot.database) {
+        (Some(plugin), _) if plugin != "pgoutput" => {
+            format!("decodes with `{plugin}`, and airtight reads `pgoutput`")
+        }
+        (None, _) => "is for physical replication".into(),
+        (_, Some(other)) if *other != database => {
+            format!("is for the database `{other}`, and this is `{database}`")
+        }
+        _ if slot.temporary => "is a temporary one of somebody else's".into(),
+        _ => return Ok(()),
+    };
+    Err(Error::permanent("bad_slot", format!("the slot `{name}` {what}: take another name (`--slot NAME`)")))
+}
+
+/// Refuses to go on over a gap: whatever lies between what was settled and what the slot still has is missing.
+pub(super) async fn check_gap(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    name: &str,
+    stored: &Stored,
+    slot: Option<&Slot>,
+    server: &Server,
+) -> Result<()> {
+    if stored.phase == Phase::New {
+        return Ok(());
+    }
+    let at = stored.lsn.unwrap_or_default();
+    let lost = |code: &'static str, what: String| async move {
+        let advice = recovery(outbox, c, name, stored).await;
+        Err(Error::permanent(code, format!("{what}. {advice}")))
+    };
+    if stored.system.as_ref().is_some_and(|system| *system != server.system) {
+        return lost(
+            "other_server",
+            format!("the position {at} of `{name}` was stored on another server: this database was copied or restored"),
+        )
+        .await;
+    }
+    let Some(slot) = slot else {
+        return lost("slot_lost", format!("the slot `{name}` is gone, and with it everything after {at}"))
+            .await;
+    };
+    if slot.is_lost() {
+        return lost(
+            "slot_lost",
+            format!(
+                "the server has given up the slot `{name}` (max_slot_wal_keep_size), and with it everything after {at}"
+            ),
+        )
+        .await;
+    }
+    if let Some(confirmed) =
+        slot.confirmed.filter(|confirmed| *confirmed > at && stored.phase == Phase::Streaming)
+    {
+        return lost(
+            "slot_moved",
+            format!(
+                "the slot `{name}` stands at {confirmed}, but only what is before {at} was delivered: it was made anew \
+                 or moved by hand, and {} bytes of WAL are skipped",
+                confirmed.since(at)
+            ),
+        )
+        .await;
+    }
+    Ok(())
+}
+
+/// What is still in the table, and how to deliver it.
+async fn recovery(outbox: &PgOutbox, c: &EventColumns, name: &str, stored: &Stored) -> String {
+    let since =
+        stored.lsn_time.map_or(String::new(), |time| format!(" Delivered is everything up to {time}."));
+    let created = c.spec.created_at.as_ref().zip(stored.lsn_time);
+    let rows = match created {
+        Some((column, time)) => {
+            let sql = format!("SELECT count(*) FROM {} t WHERE {} >= $1", c.table, c.read_time(column));
+            let count = match outbox.acquire().await {
+                Ok(mut conn) => sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql))
+                    .persistent(!outbox.pooled)
+                    .bind(time)
+                    .fetch_one(conn.get())
+                    .await
+                    .ok(),
+                Err(_) => None,
+            };
+            count.map_or(String::new(), |count| format!(" {} has {count} rows from after that.", c.outbox))
+        }
+        None => String::new(),
+    };
+    format!(
+        "Events in that gap are lost to the stream.{since}{rows} To make a new slot and deliver what the table still \
+         has: `airtight cdc recover {name}` (docs/cdc.md, \"A lost slot\")"
+    )
+}
+
+/// The open transactions that a new slot waits for, for people: the oldest ones.
+pub(super) async fn writers(outbox: &PgOutbox) -> Result<Vec<String>> {
+    let failed = doing("looking for open transactions");
+    let mut conn = outbox.acquire().await?;
+    let found: Vec<String> = sqlx::query_scalar(
+        "SELECT format('pid %s (%s, %s, open for %s s)', pid, coalesce(nullif(application_name, ''), 'no name'), state, \
+           extract(epoch FROM now() - xact_start)::int) \
+         FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 5",
+    )
+    .persistent(!outbox.pooled)
+    .fetch_all(conn.get())
+    .await
+    .map_err(&failed)?;
+    let prepared: Vec<String> = sqlx::query_scalar(
+        "SELECT format('prepared transaction %s', quote_literal(gid)) FROM pg_prepared_xacts ORDER BY prepared LIMIT 5",
+    )
+    .persistent(!outbox.pooled)
+    .fetch_all(conn.get())
+    .await
+    .map_err(&failed)?;
+    conn.commit().await?;
+    Ok(found.into_iter().chain(prepared).collect())
+}
+
+/// Makes the slot. Returns its place and the name of a snapshot of exactly that moment, which is there until the next
+/// command on the connection.
+pub(super) async fn create(
+    wire: &mut Wire,
+    name: &str,
+    version: i32,
+    failover: bool,
+) -> Result<(Lsn, Option<String>)> {
+    let options = match version {
+        170_000.. if failover => "(SNAPSHOT 'export', FAILOVER)",
+        150_000.. => "(SNAPSHOT 'export')",
+        _ => "EXPORT_SNAPSHOT",
+    };
+    let command = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote(name));
+    let made = wire.query(&command, "creating the slot").await.map_err(|error| {
+        if error.message().contains("53400") {
+            Error::permanent(
+                "no_slots",
+                format!(
+                    "{error}: free one (SELECT pg_drop_replication_slot('NAME')), or raise max_replication_slots and \
+                     restart the server"
+                ),
+            )
+        } else {
+            error
+        }
+    })?;
+    let place = made.first("consistent_point").unwrap_or_default().parse()?;
+    Ok((place, made.first("snapshot_name")))
+}
+
+/// The command that begins the stream.
+pub(super) fn start_command(
+    name: &str,
+    from: Lsn,
+    publication: &str,
+    messages: bool,
+    version: i32,
+) -> String {
+    // A name list in a literal: each name is quoted for itself.
+    let publications = literal(&quote(publication));
+    // Asked for only where the server knows the word.
+    let messages = if messages && version >= 140_000 { ", messages 'true'" } else { "" };
+    format!(
+        "START_REPLICATION SLOT {} LOGICAL {from} (proto_version '1', publication_names {publications}{messages})",
+        quote(name)
+    )
+}

@@ -1,0 +1,520 @@
+//! What is stored about a reader of the WAL: who reads, how far it is, and which of its events are parked.
+//!
+//! A reader is a consumer with one partition, so that one relay streams and the others stand by, and every write
+//! here is fenced by the partition's owner and epoch, in the same statement.
+
+use std::collections::BTreeSet;
+
+use airtight_core::{
+    Error, Event, Payload, Result,
+    group::Member,
+    log::{Changes, Fate, Park, Standing, Watch},
+    queue::BadRow,
+};
+use sqlx::{AssertSqlSafe, PgConnection, Row, types::Json};
+
+use super::{Lsn, feed::Boundary};
+use crate::{
+    PgOutbox,
+    columns::{Columns, EventColumns, col},
+    error::doing,
+    log::{consumers, settle},
+    members,
+    outbox::Conn,
+    queue::{mark, storable},
+};
+
+/// The timeline of the server, from the name of the file that it writes its WAL to.
+pub(super) const TIMELINE: &str =
+    "('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint";
+
+/// Microseconds from 1970 to 2000, where PostgreSQL's own time begins.
+const EPOCH: i64 = 946_684_800_000_000;
+
+/// How far a reader is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    New,
+    Snapshot,
+    Streaming,
+}
+
+/// What is stored about a reader.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    pub(crate) phase: Phase,
+    pub(crate) lsn: Option<Lsn>,
+    pub(crate) seq: i64,
+    pub(crate) system: Option<String>,
+    pub(crate) lsn_time: Option<time::OffsetDateTime>,
+}
+
+/// Writes the reader down if it is new. Its partition begins at nothing.
+pub(super) async fn attach(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    member: &Member,
+    publication: &str,
+    prefix: Option<&str>,
+) -> Result<()> {
+    let failed = doing("registering the reader");
+    let mut conn = outbox.begin().await?;
+    members::lock_group(outbox, &mut conn, c).await?;
+    consumers::refuse_other_instances(outbox, &mut conn, c, member, 1).await?;
+    let sql = format!(
+        "WITH place AS (INSERT INTO {partition} (outbox, grp, n, last_seq, moved_at) VALUES ($1, $3, 0, 0, now()) \
+           ON CONFLICT (outbox, grp, n) DO UPDATE SET last_seq = coalesce({partition}.last_seq, 0) \
+           WHERE {partition}.last_seq IS NULL), \
+         known AS (INSERT INTO {consumer} (outbox, name, partitions, streams) VALUES ($1, $2, 1, $4) \
+           ON CONFLICT (outbox, name) DO UPDATE SET streams = excluded.streams) \
+         INSERT INTO {slot} AS s (outbox, name, publication, prefix) VALUES ($1, $2, $5, $6) \
+           ON CONFLICT (name) DO UPDATE SET publication = excluded.publication, prefix = excluded.prefix \
+           WHERE s.outbox = excluded.outbox RETURNING s.name",
+        partition = outbox.own("partition"),
+        consumer = outbox.own("consumer"),
+        slot = outbox.own("slot"),
+    );
+    let found: Option<String> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(member.consumer())
+        .bind(&member.group)
+        .bind(&member.streams)
+        .bind(publication)
+        .bind(prefix)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(&failed)?;
+    if found.is_none() {
+        return Err(Error::permanent(
+            "overlap",
+            format!(
+                "the slot `{}` serves another outbox: take another name (`--slot NAME`)",
+                member.consumer()
+            ),
+        ));
+    }
+    conn.commit().await
+}
+
+/// Reads what is stored.
+pub(super) async fn load(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Result<Stored> {
+    let mut conn = outbox.acquire().await?;
+    let stored = load_in(outbox, &mut conn, c, name).await?;
+    conn.commit().await?;
+    stored.ok_or_else(|| {
+        Error::permanent("unknown_consumer", format!("the reader `{name}` was removed while it ran"))
+    })
+}
+
+pub(super) async fn load_in(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &EventColumns,
+    name: &str,
+) -> Result<Option<Stored>> {
+    let failed = doing("reading the stored position");
+    let sql = format!(
+        "SELECT phase, lsn::text AS lsn, seq, system, lsn_time FROM {} WHERE outbox = $1 AND name = $2",
+        outbox.own("slot")
+    );
+    let row = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(name)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(&failed)?;
+    let Some(row) = row else { return Ok(None) };
+    let phase: String = row.try_get("phase").map_err(&failed)?;
+    let lsn: Option<String> = row.try_get("lsn").map_err(&failed)?;
+    Ok(Some(Stored {
+        phase: match phase.as_str() {
+            "streaming" => Phase::Streaming,
+            "snapshot" => Phase::Snapshot,
+            _ => Phase::New,
+        },
+        lsn: lsn.map(|lsn| lsn.parse()).transpose()?,
+        seq: row.try_get("seq").map_err(&failed)?,
+        system: row.try_get("system").map_err(&failed)?,
+        lsn_time: row.try_get("lsn_time").map_err(&failed)?,
+    }))
+}
+
+/// A phase begins, at a place. Returns whether the reader is still the member's under this epoch.
+pub(super) async fn enter(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    member: &Member,
+    epoch: i64,
+    phase: Phase,
+    at: Boundary,
+    system: &str,
+) -> Result<bool> {
+    let sql = format!(
+        "UPDATE {slot} s SET phase = $5, lsn = $6::pg_lsn, seq = $7, system = $8, timeline = {TIMELINE}, moved_at = now(), \
+           lsn_time = coalesce(s.lsn_time, now()) \
+         FROM {partition} p WHERE s.outbox = $1 AND s.name = $2 AND p.outbox = $1 AND p.grp = $3 AND p.n = 0 \
+           AND p.owner = $4 AND p.epoch = $9",
+        slot = outbox.own("slot"),
+        partition = outbox.own("partition"),
+    );
+    let mut conn = outbox.acquire().await?;
+    let done = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(member.consumer())
+        .bind(&member.group)
+        .bind(member.id)
+        .bind(if phase == Phase::Streaming { "streaming" } else { "snapshot" })
+        .bind(at.lsn.to_string())
+        .bind(at.seq)
+        .bind(system)
+        .bind(epoch)
+        .execute(conn.get())
+        .await
+        .map_err(doing("storing the position"))?;
+    conn.commit().await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Where the reader stands, if it is the member's. With `fresh`, no stream is under way: where the events that
+/// come next cannot have the numbers that they had (a snapshot that was interrupted; another timeline), they get
+/// new ones, beyond all that were given.
+pub(super) async fn positions(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    member: &Member,
+    fresh: bool,
+) -> Result<Vec<Standing>> {
+    let failed = doing("reading the reader's place");
+    let mut conn = outbox.begin().await?;
+    if fresh {
+        let sql = format!(
+            "WITH s AS (SELECT phase, seq, phase = 'streaming' AND timeline IS DISTINCT FROM {TIMELINE} AS promoted FROM {slot} \
+               WHERE outbox = $1 AND name = $2), \
+             top AS (SELECT greatest(p.last_seq, s.seq, (SELECT max(seq) FROM {parked} WHERE outbox = $1 AND consumer = $2)) AS seq \
+               FROM s, {partition} p WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 \
+               AND (s.phase <> 'streaming' OR s.promoted)), \
+             moved AS (UPDATE {partition} p SET last_seq = top.seq, epoch = p.epoch + 1 FROM top \
+               WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 RETURNING p.last_seq) \
+             UPDATE {slot} s SET seq = moved.last_seq, timeline = {TIMELINE} FROM moved WHERE s.outbox = $1 AND s.name = $2",
+            slot = outbox.own("slot"),
+            parked = outbox.own("parked"),
+            partition = outbox.own("partition"),
+        );
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(&c.outbox)
+            .bind(member.consumer())
+            .bind(&member.group)
+            .bind(member.id)
+            .execute(conn.get())
+            .await
+            .map_err(&failed)?;
+    }
+    let sql = format!(
+        "SELECT epoch, coalesce(last_seq, 0) FROM {} WHERE outbox = $1 AND grp = $2 AND n = 0 AND owner = $3 FOR SHARE",
+        outbox.own("partition")
+    );
+    let place: Option<(i64, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(member.id)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(&failed)?;
+    let Some((epoch, offset)) = place else {
+        conn.commit().await?;
+        return Ok(Vec::new());
+    };
+    let sql = format!(
+        "SELECT key, seq, state = 'waiting' OR $3 FROM {} WHERE outbox = $1 AND consumer = $2 \
+         AND (state = 'waiting' OR $3 OR seq > $4)",
+        outbox.own("parked")
+    );
+    let parked: Vec<(String, i64, bool)> = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(member.consumer())
+        .bind(member.block_on_dead)
+        .bind(offset)
+        .fetch_all(conn.get())
+        .await
+        .map_err(&failed)?;
+    conn.commit().await?;
+    let ahead = parked.iter().map(|(_, seq, _)| *seq).filter(|seq| *seq > offset).collect();
+    let waiting = parked.into_iter().filter(|(_, _, waits)| *waits).map(|(key, _, _)| key).collect();
+    Ok(vec![Standing { partition: 0, epoch, offset, waiting, parked: ahead }])
+}
+
+/// What operators have said.
+pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Result<Watch> {
+    let sql =
+        format!("SELECT paused, revision FROM {} WHERE outbox = $1 AND name = $2", outbox.own("consumer"));
+    let mut conn = outbox.acquire().await?;
+    let found: Option<(bool, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(name)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(doing("looking after the reader"))?;
+    conn.commit().await?;
+    let (paused, revision) = found.ok_or_else(|| {
+        Error::permanent("unknown_consumer", format!("the reader `{name}` was removed while it ran"))
+    })?;
+    Ok(Watch { paused, revision })
+}
+
+/// Parked events that wait, and those of them that only a person can move.
+pub(super) async fn waiting(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    name: &str,
+    block_on_dead: bool,
+) -> Result<(u64, u64)> {
+    let sql = format!(
+        "SELECT count(*), count(*) FILTER (WHERE $3 AND EXISTS (SELECT FROM {parked} d WHERE d.outbox = p.outbox \
+           AND d.consumer = p.consumer AND d.key = p.key AND d.state <> 'waiting' AND d.seq < p.seq)) \
+         FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $2 AND p.state = 'waiting'",
+        parked = outbox.own("parked")
+    );
+    let mut conn = outbox.acquire().await?;
+    let (all, blocked): (i64, i64) = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(name)
+        .bind(block_on_dead)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("counting parked events"))?;
+    conn.commit().await?;
+    Ok((all.unsigned_abs(), blocked.unsigned_abs()))
+}
+
+/// What is to be written: where the reader is now, and what became of events.
+pub(super) struct Write<'a> {
+    pub(super) epoch: i64,
+    /// The number up to which everything is settled, as stored and as it is to be.
+    pub(super) from: i64,
+    pub(super) to: i64,
+    /// The boundary at or before it.
+    pub(super) position: Boundary,
+    /// What is to be parked, with the events.
+    pub(super) park: Vec<(&'a Park, std::result::Result<Event, BadRow>)>,
+    /// What became of parked ones.
+    pub(super) parked: Vec<&'a Park>,
+    /// Rows that were delivered, by their identity.
+    pub(super) delivered: &'a [String],
+    /// Rows that were given up on, with the error and whether their outcome is not known.
+    pub(super) dead: Vec<(String, &'a Error, bool)>,
+    pub(super) changes: Option<&'a Changes>,
+}
+
+/// Writes all of it in one transaction, or nothing: then the reader is no longer the member's under this epoch.
+pub(super) async fn write(
+    outbox: &PgOutbox,
+    c: &EventColumns,
+    marks: Option<&Columns>,
+    member: &Member,
+    write: &Write<'_>,
+) -> Result<bool> {
+    let plain = write.park.is_empty()
+        && write.parked.is_empty()
+        && write.delivered.is_empty()
+        && write.dead.is_empty();
+    let mut conn = if plain { outbox.acquire().await? } else { outbox.begin().await? };
+    if !advance(outbox, conn.get(), c, member, write).await? {
+        return Ok(false);
+    }
+    let mut keys = BTreeSet::new();
+    // Rows to mark: those of this write, and those behind parked events that are finished now.
+    let mut rows: Vec<(String, Option<&Error>)> =
+        write.delivered.iter().map(|id| (id.clone(), None)).collect();
+    let mut unknown: Vec<(String, Option<&Error>)> = Vec::new();
+    for (id, error, is_unknown) in &write.dead {
+        if *is_unknown { &mut unknown } else { &mut rows }.push((id.clone(), Some(*error)));
+    }
+    if !write.park.is_empty() {
+        park(outbox, conn.get(), c, member, &write.park).await?;
+        keys.extend(write.park.iter().map(|(_, event)| key(event).to_owned()));
+    }
+    if !write.parked.is_empty() {
+        if marks.is_some() {
+            let seqs: Vec<i64> = write.parked.iter().map(|park| park.seq).collect();
+            for (seq, id) in identities(outbox, conn.get(), c, member, &seqs).await? {
+                match write.parked.iter().find(|park| park.seq == seq).map(|park| &park.fate) {
+                    Some(Fate::Delivered) => rows.push((id, None)),
+                    Some(Fate::Dead { error }) => rows.push((id, Some(error))),
+                    Some(Fate::Unknown { error }) => unknown.push((id, Some(error))),
+                    _ => {}
+                }
+            }
+        }
+        keys.extend(settle::update(outbox, conn.get(), c, member, &write.parked).await?);
+    }
+    if let Some(changes) = write.changes.filter(|changes| changes.by_key && !keys.is_empty()) {
+        let keys: Vec<String> = keys.into_iter().collect();
+        settle::free(outbox, conn.get(), c, member.consumer(), &keys, changes.block_on_dead).await?;
+    }
+    if let Some(marks) = marks {
+        mark(outbox, conn.get(), marks, &rows, false).await?;
+        mark(outbox, conn.get(), marks, &unknown, true).await?;
+    }
+    conn.commit().await?;
+    Ok(true)
+}
+
+/// Moves the place on, fenced. What is acknowledged to the server must survive a crash, whatever
+/// `synchronous_commit` says.
+async fn advance(
+    outbox: &PgOutbox,
+    conn: &mut PgConnection,
+    c: &EventColumns,
+    member: &Member,
+    write: &Write<'_>,
+) -> Result<bool> {
+    let sql = format!(
+        "WITH sync AS MATERIALIZED (SELECT CASE current_setting('synchronous_commit') WHEN 'off' \
+             THEN set_config('synchronous_commit', 'on', true) ELSE '' END AS word), \
+         moved AS (UPDATE {partition} p SET last_seq = $6, moved_at = now() FROM sync \
+           WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
+             AND p.last_seq IN ($6, $7) AND sync.word IS NOT NULL RETURNING p.n), \
+         place AS (UPDATE {slot} s SET lsn = $8::pg_lsn, seq = $9, phase = 'streaming', \
+             lsn_time = to_timestamp($10::float8 / 1000000), moved_at = now() FROM moved \
+           WHERE s.outbox = $1 AND s.name = $2 AND $8::pg_lsn > '0/0' AND (s.lsn < $8::pg_lsn OR s.lsn IS NULL OR s.phase <> 'streaming')) \
+         SELECT count(*) FROM moved",
+        partition = outbox.own("partition"),
+        slot = outbox.own("slot"),
+    );
+    let moved: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(member.consumer())
+        .bind(&member.group)
+        .bind(member.id)
+        .bind(write.epoch)
+        .bind(write.to)
+        .bind(write.from)
+        .bind(write.position.lsn.to_string())
+        .bind(write.position.seq)
+        .bind((write.position.time.saturating_add(EPOCH)) as f64)
+        .fetch_one(conn)
+        .await
+        .map_err(doing("storing the position"))?;
+    Ok(moved == 1)
+}
+
+fn key(event: &std::result::Result<Event, BadRow>) -> &str {
+    match event {
+        Ok(event) => &event.aggregate_id,
+        Err(bad) => bad.key.as_deref().unwrap_or_default(),
+    }
+}
+
+/// Copies events to the parked ones, from here: the table need not have them.
+async fn park(
+    outbox: &PgOutbox,
+    conn: &mut PgConnection,
+    c: &EventColumns,
+    member: &Member,
+    park: &[(&Park, std::result::Result<Event, BadRow>)],
+) -> Result<()> {
+    let fates = settle::Fates::new(park.iter().map(|(park, _)| *park));
+    let sql = format!(
+        "INSERT INTO {} AS p (outbox, consumer, seq, slot, key, id, stream, event_type, aggregate_type, aggregate_id, \
+           op, payload, payload_bytes, headers, occurred_at, schema_version, extra, source_row, state, attempts, \
+           due_at, error_code, error_message) \
+         VALUES ($1, $2, $3, (hashtextextended($4, 0) & 63)::smallint, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
+           $16, $17, $18, $19, now() + make_interval(secs => $20), $21, $22) \
+         ON CONFLICT (outbox, consumer, seq) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, \
+           due_at = excluded.due_at, error_code = excluded.error_code, error_message = excluded.error_message \
+           WHERE excluded.error_code IS NOT NULL",
+        outbox.own("parked")
+    );
+    for (at, (_, event)) in park.iter().enumerate() {
+        let query = sqlx::query(AssertSqlSafe(sql.clone()))
+            .persistent(!outbox.pooled)
+            .bind(&c.outbox)
+            .bind(member.consumer())
+            .bind(fates.seqs[at])
+            .bind(storable(key(event), usize::MAX));
+        let query = match event {
+            Ok(event) => {
+                let (text, bytes) = match &event.payload {
+                    Payload::None => (None, None),
+                    Payload::Json(text) => (Some(String::from_utf8_lossy(text).into_owned()), None),
+                    Payload::Bytes(bytes) => (None, Some(bytes.to_vec())),
+                };
+                let extra = (!event.extra.is_empty())
+                    .then(|| serde_json::Value::Object(event.extra.clone()).to_string());
+                query
+                    .bind(Some(event.id.clone()))
+                    .bind(Some(event.stream.clone()))
+                    .bind(Some(event.event_type.clone()))
+                    .bind(Some(event.aggregate_type.clone()))
+                    .bind(Some(event.aggregate_id.clone()))
+                    .bind(Some(event.op.as_str()))
+                    .bind(text)
+                    .bind(bytes)
+                    .bind(Some(serde_json::to_string(&event.headers).unwrap_or_default()))
+                    .bind(Some(event.occurred_at))
+                    .bind(Some(event.schema_version))
+                    .bind(extra)
+                    .bind(event.row.as_ref().map(|row| Json(super::parked_row::to_json(row))))
+            }
+            Err(bad) => query
+                .bind(Some(storable(&bad.id, usize::MAX)))
+                .bind(None::<String>)
+                .bind(None::<String>)
+                .bind(None::<String>)
+                .bind(bad.key.as_deref().map(|key| storable(key, usize::MAX)))
+                .bind(None::<&str>)
+                .bind(None::<String>)
+                .bind(None::<Vec<u8>>)
+                .bind(None::<String>)
+                .bind(None::<time::OffsetDateTime>)
+                .bind(None::<i32>)
+                .bind(None::<String>)
+                .bind(None::<Json<serde_json::Value>>),
+        };
+        query
+            .bind(fates.states[at])
+            .bind(fates.attempts[at])
+            .bind(fates.waits[at])
+            .bind(&fates.codes[at])
+            .bind(&fates.messages[at])
+            .execute(&mut *conn)
+            .await
+            .map_err(doing("parking events"))?;
+    }
+    Ok(())
+}
+
+/// The rows behind parked events, where the table has them under the event's id.
+async fn identities(
+    outbox: &PgOutbox,
+    conn: &mut PgConnection,
+    c: &EventColumns,
+    member: &Member,
+    seqs: &[i64],
+) -> Result<Vec<(i64, String)>> {
+    let sql = format!(
+        "SELECT p.seq, {identity}::text FROM {table} t JOIN {parked} p ON {id}::text = p.id \
+         WHERE p.outbox = $1 AND p.consumer = $2 AND p.seq = ANY($3::bigint[])",
+        identity = c.identity(),
+        table = c.table,
+        parked = outbox.own("parked"),
+        id = col(&c.spec.id),
+    );
+    sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(member.consumer())
+        .bind(seqs)
+        .fetch_all(conn)
+        .await
+        .map_err(doing("looking for parked rows"))
+}

@@ -1,0 +1,8 @@
+//! The WAL as the source, against a real PostgreSQL.
+
+#![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
+
+#[path = "cdc/basics.rs"]
+mod basics;
+#[path = "cdc/support.rs"]
+mod support;

@@ -1,0 +1,79 @@
+//! What is delivered, in which order, and what is left behind.
+
+use airtight_core::Error;
+
+use crate::support::{Fixture, Recorder, SOON, event};
+use airtight_testkit::wait::eventually;
+
+#[tokio::test]
+async fn what_commits_is_delivered_and_what_rolls_back_never_was() {
+    let Some(f) = Fixture::create("commits").await else { return };
+    f.publish("a", 1..4).await;
+    let sink = Recorder::default();
+    let relay = f.start(&sink);
+    sink.has(3).await;
+    f.publish("a", 4..6).await;
+    let mut tx = f.pool.begin().await.unwrap();
+    f.outbox.publish(&mut *tx, &event("a", 99)).await.unwrap();
+    tx.rollback().await.unwrap();
+    f.publish("b", 1..3).await;
+    sink.has(7).await;
+    relay.stop().await;
+    assert_eq!(sink.arrived(), ["a:1", "a:2", "a:3", "a:4", "a:5", "b:1", "b:2"]);
+    assert_eq!(f.number("SELECT count(*) FROM airtight.outbox WHERE status = 'done'").await, 7);
+    let events = sink.events();
+    assert_eq!(events.iter().map(|event| event.seq).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 7, 8]);
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_where_it_was_left() {
+    let Some(f) = Fixture::create("restart").await else { return };
+    f.publish("a", 1..3).await;
+    let sink = Recorder::default();
+    assert_eq!(f.drain(&sink).await.unwrap().delivered, 2);
+    f.publish("a", 3..6).await;
+    assert_eq!(f.drain(&sink).await.unwrap().delivered, 3);
+    assert_eq!(f.drain(&sink).await.unwrap().delivered, 0);
+    assert_eq!(sink.arrived(), ["a:1", "a:2", "a:3", "a:4", "a:5"]);
+}
+
+#[tokio::test]
+async fn a_row_that_is_deleted_at_once_is_delivered_all_the_same() {
+    let Some(f) = Fixture::create("quarkus").await else { return };
+    let sink = Recorder::default();
+    let relay = f.start(&sink);
+    f.publish("first", 1..2).await;
+    sink.has(1).await;
+    let mut tx = f.pool.begin().await.unwrap();
+    let published = f.outbox.publish(&mut *tx, &event("gone", 1)).await.unwrap();
+    sqlx::query("DELETE FROM airtight.outbox WHERE seq = $1").bind(published.seq).execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    sink.has(2).await;
+    relay.stop().await;
+    assert_eq!(sink.arrived(), ["first:1", "gone:1"]);
+}
+
+#[tokio::test]
+async fn what_fails_is_parked_and_holds_its_key_only() {
+    let Some(f) = Fixture::create("parks").await else { return };
+    let sink = Recorder::default();
+    sink.fail("bad", || Error::retryable("down", "not now"));
+    let relay = f.start(&sink);
+    f.publish("bad", 1..3).await;
+    f.publish("good", 1..4).await;
+    sink.has(3).await;
+    assert_eq!(sink.arrived(), ["good:1", "good:2", "good:3"]);
+    eventually(SOON, "the first to be given up on", async || {
+        f.number("SELECT count(*) FROM airtight.parked WHERE state = 'dead'").await >= 1
+    })
+    .await;
+    sink.mend();
+    eventually(SOON, "the key to go on", async || {
+        f.number("SELECT count(*) FROM airtight.parked WHERE state = 'waiting'").await == 0
+    })
+    .await;
+    relay.stop().await;
+    let dead = f.number("SELECT count(*) FROM airtight.parked").await;
+    assert_eq!(f.number("SELECT count(*) FROM airtight.outbox WHERE status = 'dead'").await, dead);
+    assert_eq!(f.number("SELECT count(*) FROM airtight.outbox WHERE status = 'done'").await, 5 - dead);
+}

@@ -1,0 +1,175 @@
+//! An outbox in a database of its own, and relays that follow it through the WAL.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use airtight_core::{
+    Backoff, Capabilities, Delivery, Error, Event, NewEvent, Outcome, Policy, Relay, Result, Sink,
+    admin::Admin,
+    relay::Summary,
+};
+use airtight_postgres::{CdcOptions, PgOptions, PgOutbox};
+use airtight_testkit::{postgres::TestDb, wait::eventually};
+use async_trait::async_trait;
+use sqlx::{AssertSqlSafe, PgPool};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+pub(crate) struct Fixture {
+    pub(crate) db: TestDb,
+    pub(crate) outbox: PgOutbox,
+    pub(crate) pool: PgPool,
+}
+
+impl Fixture {
+    pub(crate) async fn create(name: &str) -> Option<Self> {
+        Self::with(name, PgOptions::default()).await
+    }
+
+    pub(crate) async fn with(name: &str, options: PgOptions) -> Option<Self> {
+        let db = TestDb::create(&format!("cdc_{name}")).await?;
+        let outbox = PgOutbox::connect(&db.url(), options).await.unwrap();
+        outbox.migrate().await.unwrap();
+        let pool = db.pool(10).await;
+        Some(Self { db, outbox, pool })
+    }
+
+    /// Slots are shared by all databases of the server, so each test has one of its own.
+    pub(crate) fn options(&self) -> CdcOptions {
+        let mut options = CdcOptions::slot(self.db.name());
+        options.log.lease = Duration::from_secs(2);
+        options
+    }
+
+    pub(crate) async fn sql(&self, sql: &str) -> u64 {
+        let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await;
+        done.unwrap_or_else(|error| panic!("{sql}: {error}")).rows_affected()
+    }
+
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
+    }
+
+    pub(crate) async fn publish(&self, key: &str, numbers: std::ops::Range<i64>) {
+        let events: Vec<NewEvent> = numbers.map(|n| event(key, n)).collect();
+        Admin::publish(&self.outbox, &events).await.unwrap();
+    }
+
+    pub(crate) fn start(&self, sink: &Recorder) -> Running {
+        self.start_with(self.options(), sink)
+    }
+
+    pub(crate) fn start_with(&self, options: CdcOptions, sink: &Recorder) -> Running {
+        let stop = CancellationToken::new();
+        let source = self.outbox.cdc(options).unwrap();
+        let relay = Relay::new(source, sink.clone()).policy(policy());
+        let task = tokio::spawn(relay.run(stop.clone()));
+        Running { stop, task }
+    }
+
+    /// Delivers everything there is, and stops.
+    pub(crate) async fn drain(&self, sink: &Recorder) -> Result<Summary> {
+        self.drain_with(self.options(), sink).await
+    }
+
+    pub(crate) async fn drain_with(&self, options: CdcOptions, sink: &Recorder) -> Result<Summary> {
+        let relay = Relay::new(self.outbox.cdc(options)?, sink.clone()).policy(policy());
+        tokio::time::timeout(Duration::from_secs(60), relay.drain(CancellationToken::new()))
+            .await
+            .expect("a drain that ends")
+    }
+}
+
+fn policy() -> Policy {
+    let backoff = Backoff { base: Duration::from_millis(20), multiplier: 1.0, cap: Duration::from_millis(20), jitter: 0.0 };
+    Policy { backoff, circuit: backoff, max_attempts: 3, poll: Duration::from_millis(100), ..Policy::default() }
+}
+
+pub(crate) fn event(key: &str, n: i64) -> NewEvent {
+    NewEvent::new("test.cdc", "Tested", "Thing", key).json(&serde_json::json!({"n": n})).unwrap()
+}
+
+/// A relay in the background.
+pub(crate) struct Running {
+    stop: CancellationToken,
+    task: JoinHandle<Result<Summary>>,
+}
+
+impl Running {
+    /// Stops it as a shutdown would.
+    pub(crate) async fn stop(self) -> Summary {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap()
+    }
+
+    /// Drops everything where it stands, as a kill would.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    /// Waits for it to end by itself.
+    pub(crate) async fn error(self) -> Error {
+        tokio::time::timeout(SOON, self.task).await.expect("an end").unwrap().unwrap_err()
+    }
+}
+
+/// Keeps what it is given, and fails as it is told.
+#[derive(Clone, Default)]
+pub(crate) struct Recorder {
+    events: Arc<Mutex<Vec<Event>>>,
+    failing: Arc<Mutex<Vec<(String, fn() -> Error)>>>,
+}
+
+impl Recorder {
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.events.lock().unwrap().clone()
+    }
+
+    /// What has arrived, as `key:n`.
+    pub(crate) fn arrived(&self) -> Vec<String> {
+        self.events().iter().map(name).collect()
+    }
+
+    pub(crate) fn fail(&self, key: &str, error: fn() -> Error) {
+        self.failing.lock().unwrap().push((key.into(), error));
+    }
+
+    pub(crate) fn mend(&self) {
+        self.failing.lock().unwrap().clear();
+    }
+
+    pub(crate) async fn has(&self, count: usize) {
+        let what = format!("{count} events");
+        eventually(SOON, &what, async || self.events.lock().unwrap().len() >= count).await;
+    }
+}
+
+pub(crate) fn name(event: &Event) -> String {
+    let payload: serde_json::Value = serde_json::from_slice(event.payload.as_bytes()).unwrap_or_default();
+    format!("{}:{}", event.aggregate_id, payload["n"])
+}
+
+#[async_trait]
+impl Sink for Recorder {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { prefix_per_key: false, ..Capabilities::default() }
+    }
+
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        let failing = self.failing.lock().unwrap().clone();
+        let deliver = |delivery: &Delivery| {
+            let error = failing.iter().find(|(key, _)| *key == delivery.event.aggregate_id);
+            if let Some((_, error)) = error {
+                return Outcome::Failed(error());
+            }
+            self.events.lock().unwrap().push(delivery.event.clone());
+            Outcome::Delivered
+        };
+        batch.iter().map(deliver).collect()
+    }
+}
