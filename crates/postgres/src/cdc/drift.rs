@@ -230,7 +230,7 @@ const FOREIGN: &str = "
          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
         -- A number that no float holds.
         (7, 'huge', true, NULL, 'orders', 'w', NULL, NULL, NULL, 'upsert', NULL, NULL, NULL, NULL, NULL, 1, NULL, NULL, NULL, NULL,
-         'NEW', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, '{1e400}', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+         'FAILED', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, '{1e400}', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
 ";
 
 fn foreign() -> TableSpec {
