@@ -18,7 +18,7 @@ use super::{
     emitted,
     pgoutput::{Message, Relation, parse},
     row::{Context, Mapping, texts},
-    values::binary_to_text,
+    values::{binary_to_text, builtin},
 };
 use crate::{
     PgOptions, PgOutbox,
@@ -92,10 +92,10 @@ fn through_the_wal(spec: &TableSpec, (columns, rows): &Rows) -> Vec<Seen> {
     rows.iter().map(seen).collect()
 }
 
-fn source_columns(relation: &Relation) -> Arc<[SourceColumn]> {
+fn source_columns(relation: &Relation, domains: &HashMap<u32, u32>) -> Arc<[SourceColumn]> {
     let column = |column: &super::pgoutput::RelationColumn| SourceColumn {
         name: column.name.clone(),
-        type_oid: column.type_oid,
+        type_oid: domains.get(&column.type_oid).copied().unwrap_or(column.type_oid),
         type_modifier: column.type_modifier,
         nullable: true,
     };
@@ -119,12 +119,18 @@ async fn read_slot(conn: &mut PgConnection) -> (HashMap<String, Rows>, Vec<Bytes
     .await
     .unwrap();
     let mut names = HashMap::new();
+    let mut domains = HashMap::new();
     let mut tables: HashMap<String, Rows> = HashMap::new();
     let mut emitted = Vec::new();
     for change in changes {
         match parse(change.into()).unwrap() {
+            Message::Type { oid, schema, name } => {
+                domains.extend(builtin(&schema, &name).map(|base| (oid, base)));
+            }
             Message::Relation(relation) => {
-                tables.entry(relation.name.clone()).or_insert((source_columns(&relation), Vec::new()));
+                tables
+                    .entry(relation.name.clone())
+                    .or_insert((source_columns(&relation, &domains), Vec::new()));
                 names.insert(relation.id, relation.name);
             }
             Message::Insert { relation, tuple } => {
@@ -198,12 +204,18 @@ async fn the_canonical_outbox_gives_equal_events() {
 
 const FOREIGN: &str = "
     CREATE TYPE mood AS ENUM ('fine', 'so so');
+    CREATE DOMAIN price AS numeric(9, 2);
+    CREATE DOMAIN label AS char(6);
+    CREATE DOMAIN moment AS timestamptz;
+    CREATE DOMAIN list AS int[];
     CREATE TABLE foreign_outbox (
         n integer PRIMARY KEY, code char(8), flag boolean, addr inet, topic varchar(40), word name, body text, raw bytea,
         raw_text text, op char(9), headers text, at timestamp, day date, epoch bigint, tz timestamptz, pos numeric,
         f8 float8, f4 real, version smallint, tries numeric(4, 1), status char(10), retries smallint, doc jsonb,
         doc_json json, ints int[], texts text[], stamps timestamptz[], docs jsonb[], flags bool[], nums numeric[],
-        uids uuid[], mood mood, span interval, net cidr, clock time, chars char(3)[], plain timestamp[], days date[]
+        uids uuid[], mood mood, span interval, net cidr, clock time, chars char(3)[], plain timestamp[], days date[],
+        d_price price DEFAULT 1.50, d_label label DEFAULT 'l', d_moment moment DEFAULT '2026-11-16 05:47:43.5+00',
+        d_list list DEFAULT '{1,2}', moods mood[]
     );
     ALTER TABLE foreign_outbox REPLICA IDENTITY FULL;
     INSERT INTO foreign_outbox VALUES
@@ -230,15 +242,15 @@ const FOREIGN: &str = "
          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
         -- A number that no float holds.
         (7, 'huge', true, NULL, 'orders', 'w', NULL, NULL, NULL, 'upsert', NULL, NULL, NULL, NULL, NULL, 1, NULL, NULL, NULL, NULL,
-         'NEW', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, '{1e400}', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+         'FAILED', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, '{1e400}', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
 ";
 
 fn foreign() -> TableSpec {
     let column = |name: &str| Some(name.to_owned());
     let extra = [
-        "code", "flag", "addr", "topic", "raw", "at", "day", "tz", "pos", "f8", "f4", "version", "tries",
-        "doc", "doc_json", "ints", "texts", "stamps", "docs", "flags", "nums", "uids", "mood", "span", "net",
-        "clock", "chars", "plain", "days", "word", "epoch",
+        "d_price", "d_label", "d_moment", "d_list", "code", "flag", "addr", "topic", "raw", "at", "day",
+        "tz", "pos", "f8", "f4", "version", "tries", "doc", "doc_json", "ints", "texts", "stamps", "docs",
+        "flags", "nums", "uids", "mood", "span", "net", "clock", "chars", "plain", "days", "word", "epoch",
     ];
     TableSpec {
         identity: "n".into(),
@@ -298,6 +310,16 @@ fn variants() -> Vec<(&'static str, TableSpec)> {
         ("timestamp, west", timed("at", "+3:30")),
         ("date", timed("day", "+05:00")),
         ("seconds", timed("epoch", "UTC")),
+        (
+            "domains",
+            TableSpec {
+                occurred_at: column("d_moment"),
+                aggregate_id: Field::Column("d_label".into()),
+                stream: Field::Column("d_price".into()),
+                seq: column("d_price"),
+                ..base()
+            },
+        ),
         (
             "strange fields",
             TableSpec {

@@ -403,7 +403,9 @@ fn is_word(type_oid: u32, status: &[u8], word: &str) -> bool {
         oid::BOOL => {
             values::boolean(status).ok().is_some_and(|s| values::boolean(word.as_bytes()).ok() == Some(s))
         }
-        oid::BPCHAR => status.trim_ascii_end() == word.trim_end_matches(' ').as_bytes(),
+        oid::BPCHAR => {
+            values::text(status).is_ok_and(|text| text.trim_end_matches(' ') == word.trim_end_matches(' '))
+        }
         _ => status == word.as_bytes(),
     }
 }

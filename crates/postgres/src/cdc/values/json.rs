@@ -46,27 +46,40 @@ fn iso(text: &str) -> String {
     format!("{date}T{time}{minutes}{era}")
 }
 
-/// What the arrays of the usual types hold.
+/// The arrays of the usual types: the name of what they hold, their number, and what to take an element for.
+const ARRAYS: [(&str, u32, u32); 23] = [
+    ("bool", 1000, oid::BOOL),
+    ("bytea", 1001, oid::BYTEA),
+    ("name", 1003, oid::TEXT),
+    ("int2", 1005, oid::INT2),
+    ("int4", 1007, oid::INT4),
+    ("text", 1009, oid::TEXT),
+    ("bpchar", 1014, oid::TEXT),
+    ("varchar", 1015, oid::TEXT),
+    ("int8", 1016, oid::INT8),
+    ("float4", 1021, oid::FLOAT4),
+    ("float8", 1022, oid::FLOAT8),
+    ("inet", 1041, oid::TEXT),
+    ("timestamp", 1115, oid::TIMESTAMP),
+    ("date", 1182, oid::DATE),
+    ("time", 1183, oid::TEXT),
+    ("timestamptz", 1185, oid::TIMESTAMPTZ),
+    ("interval", 1187, oid::TEXT),
+    ("numeric", 1231, oid::NUMERIC),
+    ("timetz", 1270, oid::TEXT),
+    ("uuid", 2951, oid::UUID),
+    ("cidr", 651, oid::TEXT),
+    ("json", 199, oid::JSON),
+    ("jsonb", 3807, oid::JSONB),
+];
+
 fn element_of(type_oid: u32) -> Option<u32> {
-    Some(match type_oid {
-        199 => oid::JSON,
-        1000 => oid::BOOL,
-        1001 => oid::BYTEA,
-        1005 => oid::INT2,
-        1007 => oid::INT4,
-        1016 => oid::INT8,
-        1021 => oid::FLOAT4,
-        1022 => oid::FLOAT8,
-        1115 => oid::TIMESTAMP,
-        1182 => oid::DATE,
-        1185 => oid::TIMESTAMPTZ,
-        1231 => oid::NUMERIC,
-        2951 => oid::UUID,
-        3807 => oid::JSONB,
-        // name, character, character varying, text; inet, cidr, time, interval, time with time zone
-        1003 | 1009 | 1014 | 1015 | 651 | 1041 | 1183 | 1187 | 1270 => oid::TEXT,
-        _ => return None,
-    })
+    ARRAYS.iter().find(|(_, array, _)| *array == type_oid).map(|(.., element)| *element)
+}
+
+/// The number of the array of a type.
+pub(super) fn array_of(name: &str) -> Option<u32> {
+    ARRAYS.iter().find(|(element, ..)| *element == name).map(|(_, array, _)| *array)
 }
 
 /// An array: `{1,2,NULL}`, `{"a b","say \"x\""}`, `{{1,2},{3,4}}`, `[0:1]={1,2}`.

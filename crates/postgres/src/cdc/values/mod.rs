@@ -47,6 +47,39 @@ pub(crate) mod oid {
     pub(crate) const FIRST_OWN: u32 = 16384;
 }
 
+/// The built-in type of a name, if it is one of those that are not just text. The WAL numbers a column by its domain
+/// and names the type below it: this leads from one to the other.
+pub(crate) fn builtin(schema: &str, name: &str) -> Option<u32> {
+    if !matches!(schema, "" | "pg_catalog") {
+        return None;
+    }
+    if let Some(element) = name.strip_prefix('_') {
+        return json::array_of(element);
+    }
+    Some(match name {
+        "bool" => oid::BOOL,
+        "bytea" => oid::BYTEA,
+        "name" => oid::NAME,
+        "int8" => oid::INT8,
+        "int2" => oid::INT2,
+        "int4" => oid::INT4,
+        "text" => oid::TEXT,
+        "json" => oid::JSON,
+        "float4" => oid::FLOAT4,
+        "float8" => oid::FLOAT8,
+        "inet" => oid::INET,
+        "bpchar" => oid::BPCHAR,
+        "varchar" => oid::VARCHAR,
+        "date" => oid::DATE,
+        "timestamp" => oid::TIMESTAMP,
+        "timestamptz" => oid::TIMESTAMPTZ,
+        "numeric" => oid::NUMERIC,
+        "uuid" => oid::UUID,
+        "jsonb" => oid::JSONB,
+        _ => return None,
+    })
+}
+
 fn bad(what: impl Into<String>) -> Error {
     Error::permanent("bad_row", what)
 }
