@@ -13,11 +13,7 @@ use std::{collections::VecDeque, sync::Arc};
 use airtight_core::{Error, Result};
 use bytes::Bytes;
 
-use super::{
-    Lsn,
-    pgoutput::{Tuple, Value},
-    row::Mapping,
-};
+use super::{Lsn, pgoutput::Tuple, row::Mapping};
 
 /// What an event costs here besides its bytes.
 const OVERHEAD: usize = 128;
@@ -62,20 +58,11 @@ impl Raw {
     /// The row as text; none for an event without one.
     pub(crate) fn values(&self) -> Option<(&Mapping, Vec<Option<Bytes>>)> {
         match self {
-            Self::Tuple(mapping, tuple) => Some((mapping, texts(tuple))),
+            Self::Tuple(mapping, tuple) => Some((mapping, mapping.texts(tuple).ok()?)),
             Self::Values(mapping, values) => Some((mapping, values.clone())),
             Self::Emitted(_) | Self::Unwanted => None,
         }
     }
-}
-
-/// A tuple as text. Nothing else is asked for, and an insert has all its columns.
-pub(crate) fn texts(tuple: &Tuple) -> Vec<Option<Bytes>> {
-    let text = |value| match value {
-        Value::Text(text) | Value::Binary(text) => Some(text),
-        Value::Null | Value::Unchanged => None,
-    };
-    tuple.values().map(text).collect()
 }
 
 /// Events that are not settled, in order.

@@ -19,17 +19,583 @@
 //! | `place` | settling: what is written, and when |
 //! | `state` | the statements behind it |
 
-#[allow(dead_code, reason = "the source that reads these is on its way")]
-mod emitted;
-mod lsn;
-#[allow(dead_code, reason = "the source that reads these is on its way")]
-mod pgoutput;
-#[allow(dead_code, reason = "the source that reads these is on its way")]
-mod row;
-#[allow(dead_code, unused_imports, reason = "the source that reads these is on its way")]
-mod values;
-
-pub use self::lsn::Lsn;
-
 #[cfg(test)]
 mod drift;
+mod emitted;
+mod feed;
+mod lsn;
+mod parked_row;
+mod pgoutput;
+mod place;
+mod row;
+mod session;
+mod slot;
+mod state;
+mod values;
+mod wire;
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use airtight_core::{
+    Backlog, Error, Result,
+    group::{CDC_GROUP, Member, Members, Pulse},
+    log::{Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    queue::{BadRow, RowClaim},
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use sqlx::AssertSqlSafe;
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+};
+
+pub use self::lsn::Lsn;
+use self::{
+    feed::{Boundary, Feed, Raw},
+    place::Place,
+    row::{Context, Mapping},
+    session::Session,
+    slot::Server,
+    wire::Endpoint,
+};
+use crate::{
+    PgOutbox,
+    columns::{Columns, EventColumns},
+    error::doing,
+    log, members,
+};
+
+/// How an outbox is followed through the WAL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CdcOptions {
+    /// What it has in common with a log's consumer; its name is the slot's.
+    pub log: LogOptions,
+    /// The publication; made if it is not there.
+    pub publication: String,
+    /// Whether what is in the table already is delivered first. Off, a slot that was there before is simply read on.
+    pub snapshot: bool,
+    /// Whether delivered rows get the table's word for it, where it has a status.
+    pub mark: bool,
+    /// The prefix of logical messages that are delivered, too; none for none.
+    pub messages: Option<String>,
+    /// How many bytes may be read ahead of what is settled.
+    pub buffer_bytes: usize,
+    /// Whether events carry their row ([`airtight_core::Event::row`]).
+    pub keep_row: bool,
+    /// Whether the slot is kept on standbys, too, where the server can (PostgreSQL 17).
+    pub failover: bool,
+    /// Where to replicate from, if not where the pool connects to: a pooler cannot replicate.
+    pub url: Option<String>,
+}
+
+impl CdcOptions {
+    /// The defaults for a slot of this name.
+    pub fn slot(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self {
+            publication: name.clone(),
+            log: LogOptions { group: CDC_GROUP, ..LogOptions::consumer(name) },
+            snapshot: true,
+            mark: true,
+            messages: Some("airtight".into()),
+            buffer_bytes: 32 << 20,
+            keep_row: false,
+            failover: true,
+            url: None,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let name = &self.log.consumer;
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        if name.is_empty() || name.len() > 63 || !name.chars().all(fits) {
+            return Err(Error::permanent(
+                "bad_name",
+                format!(
+                    "a slot's name has 1 to 63 lower-case letters, digits and underscores, `{name}` does not"
+                ),
+            ));
+        }
+        if self.publication.is_empty() || self.publication.len() > 63 {
+            return Err(Error::permanent("bad_name", "a publication's name has 1 to 63 bytes"));
+        }
+        Ok(())
+    }
+}
+
+impl PgOutbox {
+    /// The outbox followed through the WAL: a source for a relay.
+    pub fn cdc(&self, options: CdcOptions) -> Result<Log<PgCdc>> {
+        options.check()?;
+        let log = LogOptions { group: CDC_GROUP, partitions: 1, ..options.log.clone() };
+        let endpoint = match &options.url {
+            Some(url) => Endpoint::parse(url)?,
+            None => Endpoint::of(&self.pool.connect_options()),
+        };
+        Ok(Log::new(PgCdc::new(self.clone(), options, endpoint), log))
+    }
+}
+
+/// An outbox in PostgreSQL, followed through the WAL, as a [`LogStore`].
+pub struct PgCdc {
+    shared: Arc<Shared>,
+    running: Mutex<Option<Running>>,
+    /// What draining waits for.
+    target: Mutex<Option<Lsn>>,
+}
+
+/// What the store and its session share.
+struct Shared {
+    outbox: PgOutbox,
+    options: CdcOptions,
+    endpoint: Endpoint,
+    columns: OnceLock<EventColumns>,
+    marks: OnceLock<Option<Columns>>,
+    feed: Mutex<Feed>,
+    life: Mutex<Life>,
+    place: tokio::sync::Mutex<Place>,
+    /// Something was read, or the session has ended.
+    arrived: Notify,
+    /// Something was settled: there is room.
+    room: Notify,
+    /// Something is to be written soon.
+    pending: Notify,
+    /// The server is to be asked how far it is.
+    ask: Notify,
+    /// What is stored, and may be acknowledged.
+    acked: watch::Sender<Lsn>,
+    /// Numbers are to be given anew: nothing is read until the partition was taken up again.
+    renew: AtomicBool,
+}
+
+/// Where a reader is since this relay took it over.
+#[derive(Debug, Default)]
+struct Life {
+    /// The feed knows from where to read.
+    begun: bool,
+    /// What the table had is in the feed.
+    snapshot_done: bool,
+    /// Where the stream begins after the snapshot.
+    start: Lsn,
+    timeline: Option<String>,
+    /// Why the last session ended.
+    ended: Option<Error>,
+    /// As the partition was taken up.
+    settled: i64,
+}
+
+/// A session under way. Dropped, it ends.
+struct Running {
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Shared {
+    fn feed(&self) -> MutexGuard<'_, Feed> {
+        self.feed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn columns(&self) -> Result<&EventColumns> {
+        self.columns.get().ok_or_else(|| Error::permanent("not_open", "the reader was not opened"))
+    }
+
+    /// The status column of the table, where rows are marked.
+    fn marks(&self) -> Option<&Columns> {
+        self.marks.get().and_then(Option::as_ref)
+    }
+
+    /// Whether some rows are not wanted, so that each must be looked at.
+    fn is_choosy(&self) -> bool {
+        !self.options.log.streams.is_empty() || self.outbox.spec.status.is_some()
+    }
+
+    /// Whether a row is to be delivered: of a stream that is read, and not finished as it was written.
+    fn wants(&self, mapping: &Mapping, values: &[Option<Bytes>]) -> bool {
+        let streams = &self.options.log.streams;
+        mapping.is_open(values)
+            && (streams.is_empty()
+                || mapping.stream(values).is_none_or(|stream| streams.iter().any(|name| *name == stream)))
+    }
+
+    /// Whether the reader has begun on this server. On another timeline events may have other numbers.
+    fn timeline(&self, server: &Server) -> Result<bool> {
+        let mut life = self.life();
+        let moved = life.timeline.as_ref().is_some_and(|timeline| *timeline != server.timeline);
+        if moved && life.begun {
+            *life = Life::default();
+            self.renew.store(true, Ordering::Release);
+            return Err(Error::retryable(
+                "promoted",
+                "another server was promoted; beginning where it stands",
+            ));
+        }
+        life.timeline = Some(server.timeline.clone());
+        Ok(life.begun)
+    }
+
+    fn settled(&self) -> i64 {
+        self.life().settled
+    }
+
+    fn begin(&self, base: Boundary, settled: i64, snapshot_done: bool) {
+        self.feed().reset(base, settled);
+        self.acked.send_replace(base.lsn);
+        let mut life = self.life();
+        (life.begun, life.snapshot_done) = (true, snapshot_done);
+    }
+
+    fn set_start(&self, start: Lsn) {
+        self.life().start = start;
+    }
+
+    fn has_snapshot(&self) -> bool {
+        self.life().snapshot_done
+    }
+
+    fn end_snapshot(&self) {
+        let start = {
+            let mut life = self.life();
+            life.snapshot_done = true;
+            life.start
+        };
+        self.feed().complete(start, 0);
+        self.pending.notify_one();
+    }
+
+    /// The event behind something of the feed.
+    fn event(&self, raw: &Raw, max_payload: usize) -> Option<LogRow> {
+        let context = Context { max_payload, keep_row: self.options.keep_row };
+        let (event, max_attempts) = match raw {
+            Raw::Unwanted => return None,
+            Raw::Emitted(content) => {
+                let event = emitted::event(content.clone(), &context);
+                if let Ok(event) = &event
+                    && !self.options.log.streams.is_empty()
+                    && !self.options.log.streams.contains(&event.stream)
+                {
+                    return None;
+                }
+                (event, emitted::max_attempts(content))
+            }
+            Raw::Tuple(mapping, tuple) => match mapping.texts(tuple) {
+                Ok(values) => (mapping.event(&values, &context), mapping.max_attempts(&values)),
+                Err(error) => (Err(BadRow { id: "(no id)".into(), key: None, error }), None),
+            },
+            Raw::Values(mapping, values) => (mapping.event(values, &context), mapping.max_attempts(values)),
+        };
+        Some(LogRow { seq: 0, partition: 0, max_attempts, event })
+    }
+}
+
+impl PgCdc {
+    fn new(outbox: PgOutbox, options: CdcOptions, endpoint: Endpoint) -> Self {
+        let shared = Shared {
+            outbox,
+            options,
+            endpoint,
+            columns: OnceLock::new(),
+            marks: OnceLock::new(),
+            feed: Mutex::default(),
+            life: Mutex::default(),
+            place: tokio::sync::Mutex::default(),
+            arrived: Notify::new(),
+            room: Notify::new(),
+            pending: Notify::new(),
+            ask: Notify::new(),
+            acked: watch::Sender::new(Lsn(0)),
+            renew: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared), running: Mutex::new(None), target: Mutex::new(None) }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sees to it that something is being read.
+    async fn ensure_session(&self, member: &Member) {
+        if self.shared.renew.load(Ordering::Acquire) {
+            return;
+        }
+        let Some(epoch) = self.shared.place.lock().await.epoch() else { return };
+        let mut running = self.running();
+        if running.as_ref().is_some_and(|running| !running.tasks[0].is_finished()) {
+            return;
+        }
+        // A session that has ended says why before the next one begins.
+        if running.is_some() && self.shared.life().ended.is_some() {
+            return;
+        }
+        let shared = self.shared.clone();
+        let session = Session::new(shared.clone(), member.clone(), epoch);
+        let reading = tokio::spawn(async move {
+            let error = session.run().await;
+            shared.life().ended = Some(error);
+            shared.arrived.notify_one();
+        });
+        let keeping = tokio::spawn(place::keep(self.shared.clone(), member.clone()));
+        *running = Some(Running { tasks: [reading, keeping] });
+    }
+
+    /// Ends the session; what was read and not settled is forgotten, for it may become somebody else's.
+    fn stop(&self) {
+        *self.running() = None;
+        let timeline = self.shared.life().timeline.take();
+        *self.shared.life() = Life { timeline, ..Life::default() };
+    }
+}
+
+#[async_trait]
+impl Members for PgCdc {
+    async fn join(&self, member: &Member) -> Result<()> {
+        members::join(&self.shared.outbox, self.shared.columns()?, member).await
+    }
+
+    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
+        let pulse = members::heartbeat(&self.shared.outbox, self.shared.columns()?, member, rows).await?;
+        if !pulse.alive || pulse.owners.get(&0).is_some_and(|owner| *owner != member.id) {
+            self.stop();
+        }
+        Ok(pulse)
+    }
+
+    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
+        members::take(&self.shared.outbox, self.shared.columns()?, member, wanted).await
+    }
+
+    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
+        self.stop();
+        members::give(&self.shared.outbox, self.shared.columns()?, member, partitions).await
+    }
+
+    async fn leave(&self, member: &Member) -> Result<()> {
+        let Some(c) = self.shared.columns.get() else { return Ok(()) };
+        let flushed = place::flush(&self.shared, member).await;
+        self.stop();
+        members::leave(&self.shared.outbox, c, member).await.and(flushed)
+    }
+}
+
+#[async_trait]
+impl LogStore for PgCdc {
+    async fn open(&self) -> Result<()> {
+        let shared = &self.shared;
+        let mut conn = shared.outbox.acquire().await?;
+        let columns = EventColumns::load(&shared.outbox, &mut conn).await?;
+        if columns.spec.log.lookup.is_some() {
+            return Err(Error::permanent(
+                "no_lookup",
+                format!(
+                    "{} only refers to its payload, which a row of the WAL cannot be joined with: read it as a log",
+                    columns.outbox
+                ),
+            ));
+        }
+        let marks = if shared.options.mark && columns.spec.status.is_some() {
+            Some(Columns::load(&shared.outbox, &mut conn).await?)
+        } else {
+            None
+        };
+        conn.commit().await?;
+        slot::check_server(&shared.outbox, &shared.endpoint).await?;
+        slot::ensure_publication(&shared.outbox, &columns, &shared.options.publication).await?;
+        // Opening again after a failure further on finds these set already.
+        let _ = (shared.columns.set(columns), shared.marks.set(marks));
+        Ok(())
+    }
+
+    async fn attach(&self, member: &Member, _start: Start) -> Result<()> {
+        let shared = &self.shared;
+        let (publication, prefix) = (&shared.options.publication, shared.options.messages.as_deref());
+        state::attach(&shared.outbox, shared.columns()?, member, publication, prefix).await
+    }
+
+    async fn positions(&self, member: &Member, _partitions: &[u16]) -> Result<Vec<Standing>> {
+        let shared = &self.shared;
+        let mut place = shared.place.lock().await;
+        let begun = shared.life().begun && !shared.renew.load(Ordering::Acquire);
+        let mut standings = state::positions(&shared.outbox, shared.columns()?, member, !begun).await?;
+        if standings.first().is_some_and(|standing| place.is_under(standing.epoch)) {
+            return Ok(standings);
+        }
+        self.stop();
+        if begun {
+            // Taken anew: whatever was read under the old epoch has ended.
+            standings = state::positions(&shared.outbox, shared.columns()?, member, true).await?;
+        }
+        *place = standings.first().map_or_else(Place::default, Place::new);
+        shared.life().settled = place.settled();
+        shared.renew.store(false, Ordering::Release);
+        Ok(standings)
+    }
+
+    async fn watch(&self, member: &Member) -> Result<Watch> {
+        let watch = state::watch(&self.shared.outbox, self.shared.columns()?, member.consumer()).await?;
+        let renew = self.shared.renew.load(Ordering::Acquire);
+        Ok(if renew { Watch { revision: i64::MIN, ..watch } } else { watch })
+    }
+
+    async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {
+        let shared = &self.shared;
+        self.ensure_session(request.member).await;
+        let mut taken: Vec<(i64, Raw)> = Vec::new();
+        {
+            let feed = shared.feed();
+            if shared.life().begun {
+                let Some(rows) = feed.after(request.after) else {
+                    return Err(Error::retryable("moved", "the reader was moved; taking it up again"));
+                };
+                taken.extend(rows.take(request.events).map(|(seq, raw)| (seq, raw.clone())));
+            }
+        }
+        if taken.is_empty() {
+            if let Some(error) = shared.life().ended.take() {
+                return Err(error);
+            }
+            return Ok(Read { through: request.after, ..Read::default() });
+        }
+        let (mut rows, mut bytes, mut through) = (Vec::with_capacity(taken.len()), 0, request.after);
+        for (seq, raw) in &taken {
+            through = *seq;
+            if let Some(row) = shared.event(raw, request.max_payload) {
+                bytes += row.event.as_ref().map_or(0, airtight_core::Event::size);
+                rows.push(LogRow { seq: *seq, ..row });
+            }
+            if bytes >= request.bytes {
+                break;
+            }
+        }
+        let more = through < shared.feed().last();
+        Ok(Read { rows, through, more, blocked: false })
+    }
+
+    async fn reread(&self, request: &ReadRequest<'_>, seqs: &[i64]) -> Result<Vec<LogRow>> {
+        let shared = &self.shared;
+        let raws: Vec<(i64, Raw)> = {
+            let feed = shared.feed();
+            seqs.iter().map_while(|seq| Some((*seq, feed.get(*seq)?.clone()))).collect()
+        };
+        if raws.is_empty() {
+            return Err(Error::retryable("moved", "the reader was moved; taking it up again"));
+        }
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        for (seq, raw) in raws {
+            if let Some(row) = shared.event(&raw, request.max_payload) {
+                bytes += row.event.as_ref().map_or(0, airtight_core::Event::size);
+                rows.push(LogRow { seq, ..row });
+            }
+            if bytes >= request.bytes {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due> {
+        let shared = &self.shared;
+        let mut due = log::read::due(&shared.outbox, shared.columns()?, request, except).await?;
+        if shared.options.keep_row && !due.rows.is_empty() {
+            self.add_rows(request.member, &mut due).await?;
+        }
+        Ok(due)
+    }
+
+    async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>> {
+        place::settle(&self.shared, member, changes).await
+    }
+
+    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
+        let shared = &self.shared;
+        log::settle::unhold(&shared.outbox, shared.columns()?, member, partitions, block_on_dead).await
+    }
+
+    /// Everything that was committed when this was asked first is what is waited for.
+    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
+        let shared = &self.shared;
+        let known = *self.target.lock().unwrap_or_else(PoisonError::into_inner);
+        let target = match known {
+            Some(target) => target,
+            None => {
+                let target = current_lsn(&shared.outbox).await?;
+                *self.target.lock().unwrap_or_else(PoisonError::into_inner) = Some(target);
+                target
+            }
+        };
+        shared.ask.notify_one();
+        let settled = shared.place.lock().await.settled();
+        let (waiting, blocked) =
+            state::waiting(&shared.outbox, shared.columns()?, member.consumer(), block_on_dead).await?;
+        let (ahead, is_read) = {
+            let feed = shared.feed();
+            let begun = shared.life().begun && shared.has_snapshot();
+            (feed.last().saturating_sub(settled).unsigned_abs(), begun && feed.received().lsn >= target)
+        };
+        if ahead == 0 && is_read {
+            *self.target.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        Ok(Backlog { unfinished: ahead + u64::from(!is_read) + waiting, blocked })
+    }
+
+    async fn wait(&self, at_most: Duration) {
+        let _ = tokio::time::timeout(at_most, self.shared.arrived.notified()).await;
+    }
+}
+
+impl PgCdc {
+    /// Gives parked events their rows back.
+    async fn add_rows(&self, member: &Member, due: &mut Due) -> Result<()> {
+        let shared = &self.shared;
+        let failed = doing("reading parked rows");
+        let sql = format!(
+            "SELECT seq, source_row::text FROM {} WHERE outbox = $1 AND consumer = $2 AND seq = ANY($3::bigint[]) \
+             AND source_row IS NOT NULL",
+            shared.outbox.own("parked")
+        );
+        let seqs: Vec<i64> = due.rows.iter().map(|row| row.row.seq).collect();
+        let mut conn = shared.outbox.acquire().await?;
+        let rows: Vec<(i64, String)> = sqlx::query_as(AssertSqlSafe(sql))
+            .persistent(!shared.outbox.pooled)
+            .bind(&shared.columns()?.outbox)
+            .bind(member.consumer())
+            .bind(seqs)
+            .fetch_all(conn.get())
+            .await
+            .map_err(&failed)?;
+        conn.commit().await?;
+        for (seq, text) in rows {
+            let parked = due.rows.iter_mut().find(|row| row.row.seq == seq);
+            if let Some(Ok(event)) = parked.map(|parked| parked.row.event.as_mut()) {
+                event.row = parked_row::from_json(&text).map(Arc::new);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How far the server's WAL is safely written.
+async fn current_lsn(outbox: &PgOutbox) -> Result<Lsn> {
+    let mut conn = outbox.acquire().await?;
+    let lsn: String = sqlx::query_scalar("SELECT pg_current_wal_flush_lsn()::text")
+        .persistent(!outbox.pooled)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("asking how far the WAL is"))?;
+    conn.commit().await?;
+    lsn.parse()
+}

@@ -94,6 +94,11 @@ impl Tuple {
         self.columns
     }
 
+    /// How many bytes it takes.
+    pub(crate) fn size(&self) -> usize {
+        self.raw.len()
+    }
+
     /// What the columns hold, in order: slices of the message.
     pub(crate) fn values(&self) -> impl Iterator<Item = Value> {
         let mut reader = Reader::new(self.raw.clone(), 0);

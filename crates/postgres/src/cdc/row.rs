@@ -180,6 +180,11 @@ impl Mapping {
         )
     }
 
+    /// The text of a tuple's columns: what the other methods read.
+    pub(crate) fn texts(&self, tuple: &Tuple) -> Result<Vec<Option<Bytes>>> {
+        texts(tuple, &self.columns)
+    }
+
     /// The event of a row, given the text of all its columns.
     pub(crate) fn event(&self, values: &[Option<Bytes>], context: &Context) -> Result<Event, BadRow> {
         let id = self.text(values, self.id).ok().flatten();
@@ -371,28 +376,6 @@ impl Mapping {
     }
 }
 
-/// The text of a tuple's columns: what [`Mapping`] reads and a [`SourceRow`] keeps.
-pub(crate) fn texts(tuple: &Tuple, columns: &[SourceColumn]) -> Result<Vec<Option<Bytes>>> {
-    let mut texts = Vec::with_capacity(tuple.len());
-    for (at, value) in tuple.values().enumerate() {
-        texts.push(match value {
-            Value::Null => None,
-            Value::Text(text) => Some(text),
-            Value::Binary(bytes) => {
-                let type_oid = columns.get(at).map_or(oid::UNKNOWN, |column| column.type_oid);
-                Some(values::binary_to_text(type_oid, bytes)?)
-            }
-            Value::Unchanged => {
-                return Err(Error::permanent(
-                    "bad_row",
-                    format!("value {at} was left out, and an insert has all"),
-                ));
-            }
-        });
-    }
-    Ok(texts)
-}
-
 fn value(values: &[Option<Bytes>], at: usize) -> Option<&Bytes> {
     values.get(at)?.as_ref()
 }
@@ -480,6 +463,28 @@ impl Find<'_> {
             ),
         ))
     }
+}
+
+/// The text of a tuple's columns: what [`Mapping`] reads and a [`SourceRow`] keeps.
+pub(crate) fn texts(tuple: &Tuple, columns: &[SourceColumn]) -> Result<Vec<Option<Bytes>>> {
+    let mut texts = Vec::with_capacity(tuple.len());
+    for (at, value) in tuple.values().enumerate() {
+        texts.push(match value {
+            Value::Null => None,
+            Value::Text(text) => Some(text),
+            Value::Binary(bytes) => {
+                let type_oid = columns.get(at).map_or(oid::UNKNOWN, |column| column.type_oid);
+                Some(values::binary_to_text(type_oid, bytes)?)
+            }
+            Value::Unchanged => {
+                return Err(Error::permanent(
+                    "bad_row",
+                    format!("value {at} was left out, and an insert has all"),
+                ));
+            }
+        });
+    }
+    Ok(texts)
 }
 
 #[cfg(test)]

@@ -16,11 +16,12 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{
     Lsn, Shared,
-    feed::{Boundary, Feed, Raw, texts},
+    feed::{Boundary, Feed, Raw},
     pgoutput::{self, Message, Relation},
     row::Mapping,
     slot::{self, Server},
     state::{self, Phase},
+    values::builtin,
     wire::Wire,
 };
 use crate::error::doing;
@@ -332,6 +333,7 @@ impl Session {
         let shared = &self.shared;
         let table = self.table_oid().await?;
         let mut relations: HashMap<u32, Known> = HashMap::new();
+        let mut domains: HashMap<u32, u32> = HashMap::new();
         let mut acked = shared.acked.subscribe();
         let mut status = tokio::time::interval(STATUS);
         status.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -345,13 +347,19 @@ impl Session {
                     let mut frame = frame?;
                     let mut asked = false;
                     loop {
-                        let unknown = {
+                        let described = {
                             let mut feed = shared.feed();
                             take_in(shared, &mut feed, &relations, frame, &mut asked)?
                         };
-                        if let Some(relation) = unknown {
-                            let (id, known) = self.relation(table, relation).await?;
-                            relations.insert(id, known);
+                        match described {
+                            Some(Described::Relation(relation)) => {
+                                let (id, known) = self.relation(table, relation, &domains).await?;
+                                relations.insert(id, known);
+                            }
+                            Some(Described::Domain(domain, base)) => {
+                                domains.insert(domain, base);
+                            }
+                            None => {}
                         }
                         if shared.feed().bytes() >= shared.options.buffer_bytes {
                             break;
@@ -404,15 +412,23 @@ impl Session {
         wire.send(&message).await
     }
 
-    async fn relation(&self, table: Option<u32>, relation: Relation) -> Result<(u32, Known)> {
+    async fn relation(
+        &self,
+        table: Option<u32>,
+        relation: Relation,
+        domains: &HashMap<u32, u32>,
+    ) -> Result<(u32, Known)> {
         let c = self.shared.columns()?;
         let named = c.spec.table == relation.name
             && c.spec.schema.as_ref().is_none_or(|schema| *schema == relation.schema);
         if table != Some(relation.id) && !named {
             return Ok((relation.id, Known::Other));
         }
-        let columns =
-            relation.columns.into_iter().map(|column| (column.name, column.type_oid, column.type_modifier));
+        let columns = relation.columns.into_iter().map(|column| {
+            // A column of a domain is one of the type below it.
+            let type_oid = domains.get(&column.type_oid).copied().unwrap_or(column.type_oid);
+            (column.name, type_oid, column.type_modifier)
+        });
         let mapping = self.mapping(columns.collect()).await.map_err(|error| {
             // The table has changed under the relay: what comes next cannot be read, and must not be skipped.
             if error.class() == Class::Permanent {
@@ -426,14 +442,21 @@ impl Session {
     }
 }
 
-/// Takes in one message of the stream. Returns a relation that is to be looked up.
+/// What the stream says of rows before they come.
+enum Described {
+    Relation(Relation),
+    /// A domain, and the built-in type below it.
+    Domain(u32, u32),
+}
+
+/// Takes in one message of the stream. Returns what it describes.
 fn take_in(
     shared: &Shared,
     feed: &mut Feed,
     relations: &HashMap<u32, Known>,
     mut frame: Bytes,
     asked: &mut bool,
-) -> Result<Option<Relation>> {
+) -> Result<Option<Described>> {
     let short =
         || Error::permanent("bad_wal", "the server has sent a message of the stream that is too short");
     match frame.first() {
@@ -467,10 +490,15 @@ fn take_in(
     match message {
         Message::Begin { final_lsn, .. } => feed.begin(final_lsn)?,
         Message::Commit { end_lsn, commit_time, .. } => feed.commit(end_lsn, commit_time),
-        Message::Relation(relation) => return Ok(Some(relation)),
+        Message::Relation(relation) => return Ok(Some(Described::Relation(relation))),
+        Message::Type { oid, schema, name } => {
+            return Ok(builtin(&schema, &name).map(|base| Described::Domain(oid, base)));
+        }
         Message::Insert { relation, tuple } => match relations.get(&relation) {
             Some(Known::Ours(mapping)) => {
-                let wanted = !shared.is_choosy() || shared.wants(mapping, &texts(&tuple));
+                // One that cannot be read is wanted: it must not vanish.
+                let wanted = !shared.is_choosy()
+                    || mapping.texts(&tuple).map_or(true, |values| shared.wants(mapping, &values));
                 feed.push(if wanted { Raw::Tuple(mapping.clone(), tuple) } else { Raw::Unwanted });
             }
             Some(Known::Other) => {}
@@ -495,7 +523,6 @@ fn take_in(
         }
         Message::Logical { .. }
         | Message::Origin { .. }
-        | Message::Type { .. }
         | Message::Update { .. }
         | Message::Delete { .. } => {}
     }

@@ -13,7 +13,7 @@ use airtight_core::{
 };
 use sqlx::{AssertSqlSafe, PgConnection, Row, types::Json};
 
-use super::{Lsn, feed::Boundary};
+use super::{Lsn, feed::Boundary, values::from_pg_micros};
 use crate::{
     PgOutbox,
     columns::{Columns, EventColumns, col},
@@ -27,9 +27,6 @@ use crate::{
 /// The timeline of the server, from the name of the file that it writes its WAL to.
 pub(super) const TIMELINE: &str =
     "('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint";
-
-/// Microseconds from 1970 to 2000, where PostgreSQL's own time begins.
-const EPOCH: i64 = 946_684_800_000_000;
 
 /// How far a reader is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -383,7 +380,7 @@ async fn advance(
            WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
              AND p.last_seq IN ($6, $7) AND sync.word IS NOT NULL RETURNING p.n), \
          place AS (UPDATE {slot} s SET lsn = $8::pg_lsn, seq = $9, phase = 'streaming', \
-             lsn_time = to_timestamp($10::float8 / 1000000), moved_at = now() FROM moved \
+             lsn_time = coalesce($10, s.lsn_time, now()), moved_at = now() FROM moved \
            WHERE s.outbox = $1 AND s.name = $2 AND $8::pg_lsn > '0/0' AND (s.lsn < $8::pg_lsn OR s.lsn IS NULL OR s.phase <> 'streaming')) \
          SELECT count(*) FROM moved",
         partition = outbox.own("partition"),
@@ -400,7 +397,7 @@ async fn advance(
         .bind(write.from)
         .bind(write.position.lsn.to_string())
         .bind(write.position.seq)
-        .bind((write.position.time.saturating_add(EPOCH)) as f64)
+        .bind((write.position.time > 0).then(|| from_pg_micros(write.position.time)))
         .fetch_one(conn)
         .await
         .map_err(doing("storing the position"))?;

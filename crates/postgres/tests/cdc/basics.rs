@@ -14,7 +14,7 @@ async fn what_commits_is_delivered_and_what_rolls_back_never_was() {
     sink.has(3).await;
     f.publish("a", 4..6).await;
     let mut tx = f.pool.begin().await.unwrap();
-    f.outbox.publish(&mut *tx, &event("a", 99)).await.unwrap();
+    f.outbox.publish(&mut tx, &event("a", 99)).await.unwrap();
     tx.rollback().await.unwrap();
     f.publish("b", 1..3).await;
     sink.has(7).await;
@@ -45,8 +45,12 @@ async fn a_row_that_is_deleted_at_once_is_delivered_all_the_same() {
     f.publish("first", 1..2).await;
     sink.has(1).await;
     let mut tx = f.pool.begin().await.unwrap();
-    let published = f.outbox.publish(&mut *tx, &event("gone", 1)).await.unwrap();
-    sqlx::query("DELETE FROM airtight.outbox WHERE seq = $1").bind(published.seq).execute(&mut *tx).await.unwrap();
+    let published = f.outbox.publish(&mut tx, &event("gone", 1)).await.unwrap();
+    sqlx::query("DELETE FROM airtight.outbox WHERE seq = $1")
+        .bind(published.seq)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
     tx.commit().await.unwrap();
     sink.has(2).await;
     relay.stop().await;

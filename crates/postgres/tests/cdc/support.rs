@@ -7,8 +7,7 @@ use std::{
 
 use airtight_core::{
     Backoff, Capabilities, Delivery, Error, Event, NewEvent, Outcome, Policy, Relay, Result, Sink,
-    admin::Admin,
-    relay::Summary,
+    admin::Admin, relay::Summary,
 };
 use airtight_postgres::{CdcOptions, PgOptions, PgOutbox};
 use airtight_testkit::{postgres::TestDb, wait::eventually};
@@ -85,8 +84,19 @@ impl Fixture {
 }
 
 fn policy() -> Policy {
-    let backoff = Backoff { base: Duration::from_millis(20), multiplier: 1.0, cap: Duration::from_millis(20), jitter: 0.0 };
-    Policy { backoff, circuit: backoff, max_attempts: 3, poll: Duration::from_millis(100), ..Policy::default() }
+    let backoff = Backoff {
+        base: Duration::from_millis(20),
+        multiplier: 1.0,
+        cap: Duration::from_millis(20),
+        jitter: 0.0,
+    };
+    Policy {
+        backoff,
+        circuit: backoff,
+        max_attempts: 3,
+        poll: Duration::from_millis(100),
+        ..Policy::default()
+    }
 }
 
 pub(crate) fn event(key: &str, n: i64) -> NewEvent {
@@ -122,8 +132,11 @@ impl Running {
 #[derive(Clone, Default)]
 pub(crate) struct Recorder {
     events: Arc<Mutex<Vec<Event>>>,
-    failing: Arc<Mutex<Vec<(String, fn() -> Error)>>>,
+    failing: Arc<Mutex<Vec<Failing>>>,
 }
+
+/// A key, and what is said of its events.
+type Failing = (String, fn() -> Error);
 
 impl Recorder {
     pub(crate) fn events(&self) -> Vec<Event> {

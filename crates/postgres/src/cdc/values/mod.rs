@@ -12,7 +12,6 @@ use std::borrow::Cow;
 
 use airtight_core::{Error, Result};
 use bytes::Bytes;
-use uuid::Uuid;
 
 pub(crate) use self::{
     binary::binary_to_text,
@@ -117,11 +116,6 @@ pub(crate) fn cast_bytes(type_oid: u32, value: &Bytes) -> Result<Bytes> {
         Cow::Borrowed(text) => Bytes::copy_from_slice(text.as_bytes()),
         Cow::Owned(text) => text.into(),
     })
-}
-
-/// A UUID.
-pub(crate) fn uuid(value: &[u8]) -> Result<Uuid> {
-    Uuid::try_parse_ascii(value).map_err(|error| bad(format!("not a UUID: {error}")))
 }
 
 /// A truth value, as the type writes it (`t`) and as people do (`true`).
@@ -286,8 +280,6 @@ mod tests {
     fn truth_and_ids() {
         assert!(boolean(b"t").unwrap() && boolean(b"TRUE").unwrap() && !boolean(b"off").unwrap());
         assert!(boolean(b"maybe").is_err());
-        assert_eq!(uuid(b"0192f3a4-0000-7000-8000-000000000001").unwrap().get_version_num(), 7);
-        assert!(uuid(b"0192f3a4").is_err());
     }
 
     proptest! {
@@ -303,7 +295,6 @@ mod tests {
             let _ = time(type_oid, &bytes, Zone::UTC);
             let _ = json(type_oid, &bytes);
             let _ = bytea(&bytes);
-            let _ = uuid(&bytes);
             let _ = boolean(&bytes);
             let _ = binary_to_text(type_oid, bytes);
         }

@@ -31,7 +31,9 @@ impl Endpoint {
         // cannot hold all of them.
         let url = options.clone().host("localhost").username("x").to_url_lossy();
         let file = |name: &str| {
-            url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| PathBuf::from(value.as_ref()))
+            let value = url.query_pairs().find(|(key, _)| key == name)?.1.into_owned();
+            // As sqlx shows it.
+            Some(PathBuf::from(value.strip_prefix("file: ").map_or(value.clone(), str::to_owned)))
         };
         let password = url.password().map(percent_decode);
         let user = options.get_username().to_owned();
