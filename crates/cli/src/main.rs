@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use self::{
-    args::{Cli, Command, ConsumersCommand, DeadCommand, EventsCommand},
+    args::{CdcCommand, Cli, Command, ConsumersCommand, DeadCommand, EventsCommand},
     errors::{Failure, Outcome},
 };
 
@@ -83,6 +83,11 @@ async fn dispatch(cli: Cli) -> Outcome {
             ConsumersCommand::Remove(args) => commands::consumers::remove(&args).await,
             ConsumersCommand::Lag(args) => commands::consumers::lag(&args).await,
             ConsumersCommand::Parked(args) => commands::consumers::parked(&args).await,
+        },
+        Command::Cdc(command) => match command {
+            CdcCommand::List(args) => commands::cdc::list(&args).await,
+            CdcCommand::Recover(args) => commands::cdc::recover(&args).await,
+            CdcCommand::Remove(args) => commands::cdc::remove(&args).await,
         },
         Command::Tail(args) => commands::tail::run(&args).await,
         Command::Prune(args) => commands::prune::run(&args).await,

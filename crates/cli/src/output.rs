@@ -130,6 +130,23 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
+/// A number of bytes, for people.
+pub(crate) fn bytes(number: u64) -> String {
+    const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
+    if number < 1_000 {
+        return format!("{number} B");
+    }
+    let mut size = number as f64;
+    let mut unit = "B";
+    for next in UNITS {
+        if size < 1_000.0 {
+            break;
+        }
+        (size, unit) = (size / 1_000.0, next);
+    }
+    format!("{size:.1} {unit}")
+}
+
 /// `1 event`, `2 events`.
 pub(crate) fn counted(number: u64, what: &str) -> String {
     format!("{} {what}{}", count(number), if number == 1 { "" } else { "s" })

@@ -4,12 +4,12 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use airtight::{
-    Error, Sink, Source,
-    admin::Admin,
+    Capabilities, Error, Sink, Source,
+    admin::{Admin, Finding},
     kafka::{KafkaConfig, KafkaSink},
     log::LogAdmin,
     nats::{NatsConfig, NatsSink},
-    postgres::{PgOptions, PgOutbox},
+    postgres::{CdcOptions, PgOptions, PgOutbox},
     rabbitmq::{RabbitmqConfig, RabbitmqSink},
     redis::{RedisConfig, RedisSink},
     sinks::{FileSink, StdoutSink},
@@ -21,7 +21,7 @@ use sqlx::{Connection, PgConnection};
 use crate::{
     args::DatabaseArgs,
     config::{
-        Config, Database, Reading,
+        Config, Database, Pipeline, Reading,
         urls::{Broker, BrokerKind, DatabaseUrl, SinkTarget, Webhook},
     },
     errors::{Failure, Outcome},
@@ -244,13 +244,43 @@ impl Store {
         }
     }
 
-    /// The relay's side.
-    pub(crate) fn source(&self, read: &Reading) -> Arc<dyn Source> {
-        match (self, read) {
+    /// The relay's side, for a sink that promises and wants these.
+    pub(crate) fn source(&self, pipeline: &Pipeline, caps: Capabilities) -> Result<Arc<dyn Source>, Error> {
+        Ok(match (self, &pipeline.read) {
             (Self::Sqlite(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
             (Self::Sqlite(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
+            (Self::Sqlite(_), Reading::Cdc(_)) => return Err(no_wal()),
             (Self::Postgres(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
             (Self::Postgres(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
+            (Self::Postgres(outbox), Reading::Cdc(cdc)) => {
+                let mut options = named(outbox, &pipeline.name, cdc);
+                options.keep_row = caps.wants_rows;
+                Arc::new(outbox.cdc(options)?)
+            }
+        })
+    }
+
+    /// What stands in the way of following the outbox through the WAL.
+    pub(crate) async fn check_cdc(&self, name: &str, cdc: &CdcOptions) -> Result<Vec<Finding>, Error> {
+        match self {
+            Self::Sqlite(_) => Err(no_wal()),
+            Self::Postgres(outbox) => outbox.check_cdc(&named(outbox, name, cdc)).await,
+        }
+    }
+
+    /// For what only PostgreSQL has.
+    pub(crate) fn postgres(&self) -> Option<&PgOutbox> {
+        match self {
+            Self::Sqlite(_) => None,
+            Self::Postgres(outbox) => Some(outbox),
+        }
+    }
+
+    /// The names of those that follow the outbox through the WAL.
+    pub(crate) async fn readers(&self) -> Result<Vec<String>, Error> {
+        match self {
+            Self::Sqlite(_) => Ok(Vec::new()),
+            Self::Postgres(outbox) => Ok(outbox.readers().await?.into_iter().map(|one| one.name).collect()),
         }
     }
 
@@ -277,6 +307,28 @@ impl Store {
             Self::Postgres(outbox) => Self::Postgres(outbox.detect().await?),
         })
     }
+}
+
+fn no_wal() -> Error {
+    Error::permanent("no_wal", "SQLite has no WAL that could be followed: `cdc` is for PostgreSQL")
+}
+
+/// With names for what the config leaves out. Slots are shared by all databases of a server, so the database's name
+/// is part of them.
+fn named(outbox: &PgOutbox, pipeline: &str, cdc: &CdcOptions) -> CdcOptions {
+    let mut options = cdc.clone();
+    if options.log.consumer.is_empty() {
+        let connect = outbox.pool().connect_options();
+        let database = connect.get_database().unwrap_or_else(|| connect.get_username());
+        let pipeline = if pipeline == "default" { String::new() } else { format!("_{pipeline}") };
+        let name = format!("airtight_{database}{pipeline}").to_lowercase();
+        let fit = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        options.log.consumer = name.chars().map(fit).take(63).collect();
+    }
+    if options.publication.is_empty() {
+        options.publication.clone_from(&options.log.consumer);
+    }
+    options
 }
 
 /// Makes a sink; connects to nothing yet.

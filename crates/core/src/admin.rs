@@ -148,6 +148,43 @@ pub struct Status {
     pub blocked_keys: u64,
     /// The consumers of a log; a queue has none.
     pub consumers: Vec<crate::log::Consumer>,
+    /// Those that follow the outbox through the WAL.
+    pub slots: Vec<SlotStatus>,
+}
+
+/// A reader of the WAL, and the replication slot that it reads from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SlotStatus {
+    /// The slot's name.
+    pub name: String,
+    /// The publication.
+    pub publication: String,
+    /// `new`, `snapshot` or `streaming`.
+    pub phase: String,
+    /// Everything up to here is settled.
+    pub lsn: Option<String>,
+    /// What the server knows of that; none where the slot is gone.
+    pub confirmed_lsn: Option<String>,
+    /// Whether a relay is connected to the slot.
+    pub active: bool,
+    /// What the server says of the slot's WAL: `reserved`, `extended`, `unreserved` or `lost`.
+    pub wal_status: Option<String>,
+    /// How many bytes of WAL were written since.
+    pub lag_bytes: Option<u64>,
+    /// For how long there has been something that is not settled; zero for a reader that has caught up.
+    pub lag_seconds: Option<f64>,
+    /// How many bytes of WAL the server keeps for the slot.
+    pub retained_bytes: Option<u64>,
+    /// How many more it will keep before it gives the slot up; none for any number.
+    pub safe_bytes: Option<i64>,
+    /// Whether it stands still.
+    pub paused: bool,
+    /// Events that wait for another try, or behind one that does.
+    pub waiting: u64,
+    /// Given up on.
+    pub dead: u64,
+    /// Outcome not known.
+    pub unknown: u64,
 }
 
 /// The state of one stream.

@@ -20,6 +20,8 @@ CREATE TABLE {schema}.slot (
     -- When the newest transaction before it was committed.
     lsn_time    timestamptz,
     moved_at    timestamptz NOT NULL DEFAULT now(),
+    -- When a relay last knew that everything is settled.
+    idle_at     timestamptz,
     created_at  timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (outbox, name)
 ) WITH (fillfactor = 50);

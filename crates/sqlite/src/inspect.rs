@@ -218,6 +218,7 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
         streams: streams.into_values().collect(),
         relays,
         blocked_keys: blocked.unsigned_abs(),
+        slots: Vec::new(),
     })
 }
 

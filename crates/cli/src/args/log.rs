@@ -16,7 +16,7 @@ pub(crate) struct FollowArgs {
     /// Where a new consumer begins [default: earliest]
     #[arg(long, value_enum, help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) start: Option<StartArg>,
-    /// What becomes of an event that fails [default: park]
+    /// What becomes of an event that fails, also with --read cdc [default: park]
     #[arg(long, value_enum, help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) on_failure: Option<OnFailureArg>,
     /// How long events are kept, e.g. 30d, or `forever` [default: 30d, and as long as a consumer

@@ -1,15 +1,19 @@
 //! The command line: every command, its options, and examples that work as they stand. What only logs have is in
-//! `log`.
+//! `log`, what only readers of the WAL have in `cdc`.
 
+mod cdc;
 mod log;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use self::log::{
-    ConsumerArg, ConsumerShowArgs, ConsumersCommand, ConsumersListArgs, FollowArgs, LagArgs, OnFailureArg,
-    OneConsumer, ParkedArgs, RemoveArgs, SeekArgs, StartArg,
+pub(crate) use self::{
+    cdc::{CdcCommand, CdcListArgs, CdcRecoverArgs, CdcRemoveArgs, OneReader, SnapshotArg, WalArgs},
+    log::{
+        ConsumerArg, ConsumerShowArgs, ConsumersCommand, ConsumersListArgs, FollowArgs, LagArgs,
+        OnFailureArg, OneConsumer, ParkedArgs, RemoveArgs, SeekArgs, StartArg,
+    },
 };
 
 /// A transactional outbox: what commits is delivered, what rolls back never existed.
@@ -63,6 +67,9 @@ pub(crate) enum Command {
     /// List, move, pause and remove the consumers of a log
     #[command(subcommand)]
     Consumers(ConsumersCommand),
+    /// List, recover and remove readers of PostgreSQL's WAL
+    #[command(subcommand)]
+    Cdc(CdcCommand),
     Tail(TailArgs),
     Prune(PruneArgs),
     Completions(CompletionsArgs),
@@ -195,7 +202,8 @@ pub(crate) struct CheckArgs {
         airtight run --from sqlite:shop.db --to file:events.ndjson --drain\n  \
         airtight run --from postgres://app@db/shop --stream shop.orders --to https://example.org/hook\n  \
         airtight run --from postgres://app@db/shop --to 'kafka://broker:9092/shop.{aggregate_type}?format=raw'\n  \
-        airtight run --from postgres://app@db/shop --read log --consumer billing --to https://example.org/hook")]
+        airtight run --from postgres://app@db/shop --read log --consumer billing --to https://example.org/hook\n  \
+        airtight run --from postgres://app@db/shop --read cdc --to 'kafka://broker:9092/shop.{aggregate_type}'")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
@@ -205,11 +213,13 @@ pub(crate) struct RunArgs {
     /// Where events go; see below
     #[arg(long, value_name = "URL", required_unless_present = "config", conflicts_with = "config")]
     pub(crate) to: Option<String>,
-    /// How to read the outbox: `queue`, or `log` with --consumer
+    /// How to read the outbox: `queue`, `log` with --consumer, or `cdc` (PostgreSQL's WAL)
     #[arg(long, value_name = "WORD", default_value = "queue", conflicts_with = "config")]
     pub(crate) read: String,
     #[command(flatten)]
     pub(crate) follow: FollowArgs,
+    #[command(flatten)]
+    pub(crate) wal: WalArgs,
     /// Only this stream; may be given several times
     #[arg(long = "stream", value_name = "NAME", conflicts_with = "config")]
     pub(crate) streams: Vec<String>,

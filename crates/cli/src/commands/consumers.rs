@@ -178,12 +178,12 @@ fn sentence(seek: &Seek, args: &SeekArgs) -> String {
 }
 
 /// Whether somebody is there to be asked.
-fn is_interactive() -> bool {
+pub(super) fn is_interactive() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 /// Asks on standard error; anything but yes changes nothing.
-fn confirm(what: &str) -> Outcome {
+pub(super) fn confirm(what: &str) -> Outcome {
     let unread = |error| Failure::failed(format!("cannot ask for confirmation: {error}; say --yes"));
     let mut err = io::stderr().lock();
     write!(err, "{what}\nGo on? [y/N] ").and_then(|()| err.flush()).map_err(unread)?;

@@ -21,9 +21,10 @@ use crate::{
 /// Rows in one look.
 const PAGE: usize = 1_000;
 
-/// The log of a store that is one. A queue has no consumers to ask for.
-fn log_of<'a>(store: &'a Store, of: &ConsumerArg) -> Outcome<Option<&'a dyn LogAdmin>> {
-    if store.is_log() {
+/// Where dead letters are parked: of a log, and of an outbox that is followed through the WAL. A queue has no
+/// consumers to ask for.
+async fn log_of<'a>(store: &'a Store, of: &ConsumerArg) -> Outcome<Option<&'a dyn LogAdmin>> {
+    if store.is_log() || !store.readers().await?.is_empty() {
         return Ok(Some(store.log_admin()));
     }
     match &of.consumer {
@@ -34,7 +35,10 @@ fn log_of<'a>(store: &'a Store, of: &ConsumerArg) -> Outcome<Option<&'a dyn LogA
 
 pub(crate) async fn list(args: &DeadListArgs) -> Outcome {
     let store = open(&args.database).await?;
-    if let Some(log) = log_of(&store, &args.of)? {
+    // Rows with a status say themselves that they are dead, however they were read.
+    if let Some(log) =
+        log_of(&store, &args.of).await?.filter(|_| store.is_log() || args.of.consumer.is_some())
+    {
         if args.page.newest {
             return Err(Failure::usage("--newest is for a queue; a log lists by seq: page with --after SEQ"));
         }
@@ -56,8 +60,9 @@ pub(crate) async fn list(args: &DeadListArgs) -> Outcome {
 pub(crate) async fn show(args: &DeadShowArgs) -> Outcome {
     let (id, json) = (&args.show.id, args.show.output.json);
     let store = open(&args.show.database).await?;
-    let Some(log) = log_of(&store, &args.of)? else { return events::show_one(&store, id, json).await };
-    let found = find(log, id, args.of.consumer.as_deref()).await?;
+    let log = log_of(&store, &args.of).await?.filter(|_| store.is_log() || args.of.consumer.is_some());
+    let Some(log) = log else { return events::show_one(&store, id, json).await };
+    let found = find(&store, id, args.of.consumer.as_deref()).await?;
     let one = match &found[..] {
         [] => return Err(Failure::failed(format!("no event `{id}` is parked; give an id or a seq"))),
         [one] => one,
@@ -76,7 +81,8 @@ pub(crate) async fn show(args: &DeadShowArgs) -> Outcome {
 }
 
 /// Parked events with this seq or this id, of one consumer or of all.
-async fn find(log: &dyn LogAdmin, id: &str, consumer: Option<&str>) -> Outcome<Vec<Parked>> {
+async fn find(store: &Store, id: &str, consumer: Option<&str>) -> Outcome<Vec<Parked>> {
+    let log = store.log_admin();
     let of = consumer.map(str::to_owned);
     if let Ok(seq) = id.parse() {
         let wanted = ParkedFilter { consumer: of.clone(), seqs: vec![seq], ..ParkedFilter::default() };
@@ -87,7 +93,13 @@ async fn find(log: &dyn LogAdmin, id: &str, consumer: Option<&str>) -> Outcome<V
     }
     let consumers = match of {
         Some(name) => vec![name],
-        None => log.consumers().await?.into_iter().map(|one| one.name).collect(),
+        None => {
+            let mut names = store.readers().await?;
+            if names.is_empty() {
+                names = log.consumers().await?.into_iter().map(|one| one.name).collect();
+            }
+            names
+        }
     };
     let mut found = Vec::new();
     for consumer in consumers {
@@ -111,7 +123,7 @@ pub(crate) async fn retry(args: &BulkRetryArgs) -> Outcome {
     if !args.all {
         return one_by_one(&store, &args.of, &args.ids, Act::Retry, args.output.json).await;
     }
-    let retried = match log_of(&store, &args.of)? {
+    let retried = match log_of(&store, &args.of).await? {
         Some(log) => log.retry_parked(&parked_filter(args.of.consumer.as_ref(), &args.filter)).await?,
         None => store.admin().retry_dead(&filter(&args.filter)).await?,
     };
@@ -126,8 +138,11 @@ pub(crate) async fn discard(args: &BulkDiscardArgs) -> Outcome {
     if !args.all {
         return one_by_one(&store, &args.of, &args.ids, Act::Discard, args.output.json).await;
     }
-    let discarded = match log_of(&store, &args.of)? {
-        Some(log) => log.discard_parked(&parked_filter(args.of.consumer.as_ref(), &args.filter)).await?,
+    let discarded = match log_of(&store, &args.of).await? {
+        Some(log) => {
+            let parked = log.discard_parked(&parked_filter(args.of.consumer.as_ref(), &args.filter)).await?;
+            if store.is_log() { parked } else { store.admin().discard_dead(&filter(&args.filter)).await? }
+        }
         None => store.admin().discard_dead(&filter(&args.filter)).await?,
     };
     if args.output.json {
@@ -137,23 +152,23 @@ pub(crate) async fn discard(args: &BulkDiscardArgs) -> Outcome {
 }
 
 async fn one_by_one(store: &Store, of: &ConsumerArg, ids: &[String], what: Act, json: bool) -> Outcome {
-    let (Some(log), Some(consumer)) = (log_of(store, of)?, &of.consumer) else {
-        return act(store, ids, what, json).await;
-    };
+    let log = log_of(store, of).await?.filter(|_| of.consumer.is_some() || !store.is_log());
+    let Some(log) = log else { return act(store, ids, what, json).await };
     let mut acting = Acting::new(what, json);
     for id in ids {
-        let seqs: Vec<i64> =
-            find(log, id, Some(consumer)).await?.iter().map(|parked| parked.row.seq).collect();
-        // Without a seq the filter would mean all of them.
-        let touched = if seqs.is_empty() {
-            0
-        } else {
-            let wanted = ParkedFilter { consumer: Some(consumer.clone()), seqs, ..ParkedFilter::default() };
-            match what {
+        let mut touched = 0;
+        for parked in find(store, id, of.consumer.as_deref()).await? {
+            let (consumer, seqs) = (Some(parked.consumer), vec![parked.row.seq]);
+            let wanted = ParkedFilter { consumer, seqs, ..ParkedFilter::default() };
+            touched += match what {
                 Act::Retry => log.retry_parked(&wanted).await?,
                 Act::Discard => log.discard_parked(&wanted).await?,
-            }
-        };
+            };
+        }
+        if matches!(what, Act::Discard) && !store.is_log() {
+            // The row is dead as well.
+            touched += u64::from(store.admin().discard(id).await? == airtight::admin::Acted::Yes);
+        }
         acting.note(
             id,
             if touched > 0 { airtight::admin::Acted::Yes } else { airtight::admin::Acted::NotFound },

@@ -1,6 +1,7 @@
 //! One file a command. Each opens the store, asks it through [`airtight::admin::Admin`] (a log's
 //! consumers through [`airtight::log::LogAdmin`]), and prints.
 
+pub(crate) mod cdc;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod consumers;

@@ -17,10 +17,14 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     }
     line(format!("outbox {}{}", status.outbox, if store.is_log() { ", a log" } else { "" }))?;
     line("")?;
-    if store.is_log() {
+    if store.is_log() && !(status.consumers.is_empty() && !status.slots.is_empty()) {
         consumers::print_all(&status.consumers)?;
-    } else {
+    } else if !store.is_log() {
         print_streams(&status)?;
+    }
+    if !status.slots.is_empty() {
+        line("")?;
+        super::cdc::print(&status.slots)?;
     }
     line("")?;
     print_relays(&status, store.is_log())?;
@@ -31,7 +35,10 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     }
     let of_streams: u64 = status.streams.iter().map(|stream| stream.dead + stream.unknown).sum();
     let of_consumers: u64 = status.consumers.iter().map(|one| one.dead + one.unknown).sum();
-    let dead = of_streams + of_consumers;
+    // Rows of a table with a status say so themselves.
+    let of_slots: u64 =
+        if store.is_log() { status.slots.iter().map(|one| one.dead + one.unknown).sum() } else { 0 };
+    let dead = of_streams + of_consumers + of_slots;
     if dead > 0 {
         line(format!("{} to decide on; see `airtight dead list`", counted(dead, "dead letter")))?;
     }

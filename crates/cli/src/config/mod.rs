@@ -35,7 +35,7 @@ use self::{
 use crate::errors::{Failure, Outcome};
 
 pub(crate) use self::{
-    pipeline::{Common, Pipeline, ReadWord, Reading, read_source, set_batch},
+    pipeline::{Common, Pipeline, ReadWord, Reading, check_slot, read_source, set_batch},
     retention::{Retention, parse as parse_keep},
     validate::check_overlap,
 };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use airtight::{
     Backoff, Order, Policy,
     log::{LogOptions, OnFailure, Start},
+    postgres::CdcOptions,
     queue::QueueOptions,
 };
 
@@ -35,7 +36,14 @@ const KEYS: [&str; 16] = [
 ];
 
 /// What only one with `read = "log"` may say.
-const LOG_KEYS: [&str; 5] = ["consumer", "start", "on_failure", "max_parked", "max_ahead"];
+const LOG_KEYS: [&str; 3] = ["consumer", "start", "max_ahead"];
+
+/// What only one with `read = "cdc"` may say.
+const CDC_KEYS: [&str; 8] =
+    ["slot", "publication", "snapshot", "mark", "messages", "buffer", "failover", "replication_url"];
+
+/// What both of them may say, and a queue may not.
+const FOLLOW_KEYS: [&str; 2] = ["on_failure", "max_parked"];
 
 /// The most partitions that a consumer has.
 const MAX_PARTITIONS: u16 = 64;
@@ -52,7 +60,7 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     pub(crate) fn new(name: String, read: Reading, mut policy: Policy, sink: SinkTarget) -> Self {
         // Going on with the key of an event that is to be delivered again after the halt would turn the two round.
-        if matches!(&read, Reading::Log(log) if log.on_failure == OnFailure::Halt) {
+        if read.log_options().is_some_and(|log| log.on_failure == OnFailure::Halt) {
             policy.block_on_dead = true;
         }
         Self { name, read, policy, sink }
@@ -66,6 +74,8 @@ pub(crate) enum Reading {
     Queue(QueueOptions),
     /// Followed by a consumer.
     Log(LogOptions),
+    /// Followed through the WAL. A slot without a name gets one when the database's is known.
+    Cdc(Box<CdcOptions>),
 }
 
 impl Reading {
@@ -74,6 +84,7 @@ impl Reading {
         match self {
             Self::Queue(queue) => &queue.streams,
             Self::Log(log) => &log.streams,
+            Self::Cdc(cdc) => &cdc.log.streams,
         }
     }
 
@@ -81,19 +92,37 @@ impl Reading {
         match self {
             Self::Queue(queue) => queue.order,
             Self::Log(log) => log.order,
+            Self::Cdc(cdc) => cdc.log.order,
         }
     }
 
     /// The consumer, for a log.
     pub(crate) fn consumer(&self) -> Option<&str> {
         match self {
-            Self::Queue(_) => None,
+            Self::Queue(_) | Self::Cdc(_) => None,
             Self::Log(log) => Some(&log.consumer),
+        }
+    }
+
+    /// The word for it.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Queue(_) => "queue",
+            Self::Log(_) => "log",
+            Self::Cdc(_) => "cdc",
+        }
+    }
+
+    fn log_options(&self) -> Option<&LogOptions> {
+        match self {
+            Self::Queue(_) => None,
+            Self::Log(log) => Some(log),
+            Self::Cdc(cdc) => Some(&cdc.log),
         }
     }
 }
 
-/// What both ways to read have in common; none where each has a default of its own.
+/// What all ways to read have in common; none where each has a default of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Common {
     pub(crate) streams: Vec<String>,
@@ -129,6 +158,13 @@ impl Common {
             ..default
         }
     }
+
+    pub(crate) fn cdc(self) -> CdcOptions {
+        // Named, if not by the config, when the database's name is known.
+        let default = CdcOptions::slot("");
+        let log = LogOptions { group: default.log.group, ..self.log(String::new()) };
+        CdcOptions { log, ..default }
+    }
 }
 
 pub(super) fn read_all(value: &Value<'_>, default: ReadWord) -> Result<Vec<Pipeline>> {
@@ -144,7 +180,7 @@ pub(super) fn read_all(value: &Value<'_>, default: ReadWord) -> Result<Vec<Pipel
 }
 
 fn read_pipeline(name: String, value: &Value<'_>, default: ReadWord) -> Result<Pipeline> {
-    let known: Vec<&str> = KEYS.into_iter().chain(LOG_KEYS).collect();
+    let known: Vec<&str> = KEYS.into_iter().chain(LOG_KEYS).chain(CDC_KEYS).chain(FOLLOW_KEYS).collect();
     let section = value.section(&known)?;
     let read = match section.get("read") {
         Some(value) => read_source(&value.text()?).map_err(|message| value.error(message))?,
@@ -201,14 +237,29 @@ fn read_pipeline(name: String, value: &Value<'_>, default: ReadWord) -> Result<P
         policy.grace = grace;
     }
     let sink = super::sink::read(&section.require("to")?)?;
+    let misplaced =
+        |keys: &[&str], of: &str| match keys.iter().find_map(|key| Some((*key, section.get(key)?))) {
+            Some((key, value)) => {
+                Err(value.error(format!("`{key}` is for {of}, and this is read as {}", read.shown())))
+            }
+            None => Ok(()),
+        };
     let read = match read {
         ReadWord::Queue => {
-            if let Some((key, value)) = LOG_KEYS.iter().find_map(|key| Some((key, section.get(key)?))) {
-                return Err(value.error(format!("`{key}` is for `read = \"log\"`; a queue has no consumers")));
-            }
+            misplaced(&LOG_KEYS, "`read = \"log\"`")?;
+            misplaced(&CDC_KEYS, "`read = \"cdc\"`")?;
+            misplaced(&FOLLOW_KEYS, "`read = \"log\"` and `read = \"cdc\"`")?;
             Reading::Queue(common.queue())
         }
-        ReadWord::Log => Reading::Log(read_log(&section, common, &name)?),
+        ReadWord::Log => {
+            misplaced(&CDC_KEYS, "`read = \"cdc\"`")?;
+            Reading::Log(read_log(&section, common, &name)?)
+        }
+        ReadWord::Cdc => {
+            misplaced(&LOG_KEYS, "`read = \"log\"`")?;
+            misplaced(&["partitions"], "`read = \"queue\"` and `read = \"log\"`")?;
+            Reading::Cdc(Box::new(read_cdc(&section, common)?))
+        }
     };
     Ok(Pipeline::new(name, read, policy, sink))
 }
@@ -224,16 +275,62 @@ fn read_log(section: &Section<'_>, common: Common, name: &str) -> Result<LogOpti
     if let Some(value) = section.get("start") {
         log.start = value.word(&[("earliest", Start::Earliest), ("latest", Start::Latest)])?;
     }
+    read_follow(section, &mut log)?;
+    if let Some(ahead) = section.number("max_ahead", 1)? {
+        log.max_ahead = ahead;
+    }
+    Ok(log)
+}
+
+fn read_follow(section: &Section<'_>, log: &mut LogOptions) -> Result<()> {
     if let Some(value) = section.get("on_failure") {
         log.on_failure = value.word(&[("park", OnFailure::Park), ("halt", OnFailure::Halt)])?;
     }
     if let Some(parked) = section.number("max_parked", 1)? {
         log.max_parked = parked;
     }
-    if let Some(ahead) = section.number("max_ahead", 1)? {
-        log.max_ahead = ahead;
+    Ok(())
+}
+
+fn read_cdc(section: &Section<'_>, common: Common) -> Result<CdcOptions> {
+    let mut cdc = common.cdc();
+    read_follow(section, &mut cdc.log)?;
+    if let Some(value) = section.get("slot") {
+        cdc.log.consumer = value.name()?;
+        check_slot(&cdc.log.consumer).map_err(|message| value.error(message))?;
     }
-    Ok(log)
+    if let Some(value) = section.get("publication") {
+        cdc.publication = value.name()?;
+    }
+    if let Some(value) = section.get("snapshot") {
+        cdc.snapshot = value.word(&[("initial", true), ("never", false)])?;
+    }
+    if let Some(mark) = section.boolean("mark")? {
+        cdc.mark = mark;
+    }
+    if let Some(prefix) = section.text("messages")? {
+        cdc.messages = Some(prefix).filter(|prefix| !prefix.is_empty());
+    }
+    if let Some(value) = section.get("buffer") {
+        cdc.buffer_bytes = value.size()?;
+    }
+    if let Some(failover) = section.boolean("failover")? {
+        cdc.failover = failover;
+    }
+    cdc.url = section.text("replication_url")?;
+    Ok(cdc)
+}
+
+/// What the server takes for the name of a slot.
+pub(crate) fn check_slot(name: &str) -> std::result::Result<(), String> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if (1..=63).contains(&name.len()) && name.chars().all(fits) {
+        Ok(())
+    } else {
+        Err(format!(
+            "a slot's name has 1 to 63 lower-case letters, digits and underscores, `{name}` does not"
+        ))
+    }
 }
 
 fn read_backoff(value: &Value<'_>, default: Backoff) -> Result<Backoff> {
@@ -260,14 +357,25 @@ fn read_backoff(value: &Value<'_>, default: Backoff) -> Result<Backoff> {
 pub(crate) enum ReadWord {
     Queue,
     Log,
+    Cdc,
+}
+
+impl ReadWord {
+    fn shown(self) -> &'static str {
+        match self {
+            Self::Queue => "a queue",
+            Self::Log => "a log",
+            Self::Cdc => "cdc",
+        }
+    }
 }
 
 pub(crate) fn read_source(word: &str) -> std::result::Result<ReadWord, String> {
     match word {
         "queue" => Ok(ReadWord::Queue),
         "log" => Ok(ReadWord::Log),
-        "cdc" => Err("`cdc` is not in this version; write `queue` or `log`".into()),
-        _ => Err(format!("unknown word `{word}`; allowed are `queue` and `log`")),
+        "cdc" => Ok(ReadWord::Cdc),
+        _ => Err(format!("unknown word `{word}`; allowed are `queue`, `log` and `cdc`")),
     }
 }
 

@@ -95,7 +95,9 @@ impl Admin for PgOutbox {
         let relays = relays(self, &mut conn, &c).await?;
         let blocked_keys = blocked_keys(self, &mut conn, &c, 10_000).await?.len() as u64;
         conn.commit().await?;
-        Ok(Status { outbox: c.outbox.clone(), streams, relays, blocked_keys, consumers: Vec::new() })
+        let slots = self.readers().await?;
+        let consumers = Vec::new();
+        Ok(Status { outbox: c.outbox.clone(), streams, relays, blocked_keys, consumers, slots })
     }
 
     async fn list(&self, filter: &Filter) -> Result<Vec<ListRow>> {

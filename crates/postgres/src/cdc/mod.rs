@@ -18,7 +18,9 @@
 //! | `session` | one connection's worth of reading |
 //! | `place` | settling: what is written, and when |
 //! | `state` | the statements behind it |
+//! | `admin` | the operator's side |
 
+mod admin;
 #[cfg(test)]
 mod drift;
 mod emitted;
@@ -353,6 +355,14 @@ impl PgCdc {
         *running = Some(Running { tasks: [reading, keeping] });
     }
 
+    /// Whether nothing that was read waits to be settled, on a connection that is there.
+    async fn has_caught_up(&self) -> bool {
+        let streams = self.running().as_ref().is_some_and(|running| !running.tasks[0].is_finished());
+        let settled = self.shared.place.lock().await.settled();
+        let feed = self.shared.feed();
+        streams && self.shared.has_snapshot() && !feed.is_open() && feed.last() <= settled
+    }
+
     /// Ends the session; what was read and not settled is forgotten, for it may become somebody else's.
     fn stop(&self) {
         *self.running() = None;
@@ -371,6 +381,8 @@ impl Members for PgCdc {
         let pulse = members::heartbeat(&self.shared.outbox, self.shared.columns()?, member, rows).await?;
         if !pulse.alive || pulse.owners.get(&0).is_some_and(|owner| *owner != member.id) {
             self.stop();
+        } else if self.has_caught_up().await {
+            state::note_idle(&self.shared.outbox, self.shared.columns()?, member).await?;
         }
         Ok(pulse)
     }

@@ -265,6 +265,27 @@ pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     Ok(Watch { paused, revision })
 }
 
+/// Notes that everything is settled as of now.
+pub(super) async fn note_idle(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<()> {
+    let sql = format!(
+        "UPDATE {slot} s SET idle_at = now() FROM {partition} p WHERE s.outbox = $1 AND s.name = $2 AND p.outbox = $1 \
+         AND p.grp = $3 AND p.n = 0 AND p.owner = $4",
+        slot = outbox.own("slot"),
+        partition = outbox.own("partition"),
+    );
+    let mut conn = outbox.acquire().await?;
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(member.consumer())
+        .bind(&member.group)
+        .bind(member.id)
+        .execute(conn.get())
+        .await
+        .map_err(doing("noting that nothing waits"))?;
+    conn.commit().await
+}
+
 /// Parked events that wait, and those of them that only a person can move.
 pub(super) async fn waiting(
     outbox: &PgOutbox,

@@ -6,13 +6,13 @@ use airtight_core::{
     Error, Result,
     admin::{Acted, BlockedKey, Detail, Filter, Finding, Row as ListRow, Status},
     event::MAX_PAYLOAD_BYTES,
-    group::LOG_GROUP,
+    group::{CDC_GROUP, LOG_GROUP},
     log::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
         SeekOptions, SeekTo, unknown_consumer,
     },
     state::State,
-    table::quote,
+    table::{literal, quote},
 };
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row};
@@ -25,7 +25,7 @@ use super::{
 use crate::{
     PgOutbox,
     admin::{list_row, matching, relays},
-    columns::{col, qualified},
+    columns::{EventColumns, col, qualified},
     decode,
     error::doing,
     outbox::Conn,
@@ -39,15 +39,20 @@ pub(super) struct Known {
     paused: bool,
 }
 
-async fn known(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result<Vec<Known>> {
+/// With `wal`, also those that follow the WAL and have no offset.
+async fn known(outbox: &PgOutbox, conn: &mut Conn, table: &EventColumns, wal: bool) -> Result<Vec<Known>> {
     let failed = doing("listing consumers");
     let sql = format!(
-        "SELECT name, partitions, streams, paused FROM {} WHERE outbox = $1 ORDER BY name",
-        outbox.own("consumer")
+        "SELECT name, partitions, streams, paused FROM {} c WHERE outbox = $1 AND ($2 OR NOT EXISTS (SELECT FROM {} p \
+         WHERE p.outbox = c.outbox AND p.grp = {} || c.name)) ORDER BY name",
+        outbox.own("consumer"),
+        outbox.own("partition"),
+        literal(CDC_GROUP)
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
-        .bind(&table.columns.outbox)
+        .bind(&table.outbox)
+        .bind(wal)
         .fetch_all(conn.get())
         .await
         .map_err(&failed)?;
@@ -64,14 +69,24 @@ async fn known(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result<V
         .collect()
 }
 
-/// The consumer of that name, or an error that names those there are.
+/// The log's consumer of that name, or an error that names those there are.
 pub(super) async fn require(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    table: &LogTable,
+    table: &EventColumns,
     consumer: &str,
 ) -> Result<Known> {
-    let mut all = known(outbox, conn, table).await?;
+    find(outbox, conn, table, consumer, false).await
+}
+
+async fn find(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &EventColumns,
+    consumer: &str,
+    wal: bool,
+) -> Result<Known> {
+    let mut all = known(outbox, conn, table, wal).await?;
     match all.iter().position(|one| one.name == consumer) {
         Some(found) => Ok(all.swap_remove(found)),
         None => {
@@ -95,12 +110,12 @@ impl LogAdmin for PgOutbox {
     }
 
     async fn pause(&self, consumer: &str, paused: bool) -> Result<()> {
-        let (mut conn, table) = self.log_table().await?;
-        require(self, &mut conn, &table, consumer).await?;
+        let (mut conn, table) = self.followed_table().await?;
+        find(self, &mut conn, &table, consumer, true).await?;
         let sql = format!("UPDATE {} SET paused = $3 WHERE outbox = $1 AND name = $2", self.own("consumer"));
         sqlx::query(AssertSqlSafe(sql))
             .persistent(!self.pooled)
-            .bind(&table.columns.outbox)
+            .bind(&table.outbox)
             .bind(consumer)
             .bind(paused)
             .execute(conn.get())
@@ -175,9 +190,9 @@ impl LogAdmin for PgOutbox {
     }
 
     async fn parked(&self, filter: &ParkedFilter) -> Result<Vec<Parked>> {
-        let (mut conn, table) = self.log_table().await?;
+        let (mut conn, table) = self.followed_table().await?;
         if let Some(consumer) = &filter.consumer {
-            require(self, &mut conn, &table, consumer).await?;
+            find(self, &mut conn, &table, consumer, true).await?;
         }
         let rows = parked::list(self, &mut conn, &table, filter).await?;
         conn.commit().await?;
@@ -185,8 +200,8 @@ impl LogAdmin for PgOutbox {
     }
 
     async fn show_parked(&self, consumer: &str, seq: i64) -> Result<Option<Detail>> {
-        let (mut conn, table) = self.log_table().await?;
-        require(self, &mut conn, &table, consumer).await?;
+        let (mut conn, table) = self.followed_table().await?;
+        find(self, &mut conn, &table, consumer, true).await?;
         let detail = parked::show(self, &mut conn, &table, consumer, seq).await?;
         conn.commit().await?;
         Ok(detail)
@@ -215,13 +230,20 @@ impl PgOutbox {
         let table = LogTable::load(self, &mut conn).await?;
         Ok((conn, table))
     }
+
+    /// For what is about consumers and not about the log: one that follows the WAL needs no log.
+    async fn followed_table(&self) -> Result<(Conn, EventColumns)> {
+        let mut conn = self.acquire().await?;
+        let table = EventColumns::load(self, &mut conn).await?;
+        Ok((conn, table))
+    }
 }
 
 async fn act(outbox: &PgOutbox, filter: &ParkedFilter, act: Act) -> Result<u64> {
     let mut conn = outbox.begin().await?;
-    let table = LogTable::load(outbox, &mut conn).await?;
+    let table = EventColumns::load(outbox, &mut conn).await?;
     if let Some(consumer) = &filter.consumer {
-        require(outbox, &mut conn, &table, consumer).await?;
+        find(outbox, &mut conn, &table, consumer, true).await?;
     }
     let acted = parked::act(outbox, &mut conn, &table, filter, act).await?;
     conn.commit().await?;
@@ -253,7 +275,7 @@ async fn consumers_of(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> R
     let end = consumers::last_value(outbox, conn, table).await?;
     let (floor, _) = consumers::floor(outbox, conn, table).await?;
     let mut consumers: BTreeMap<String, Consumer> = BTreeMap::new();
-    for one in known(outbox, conn, table).await? {
+    for one in known(outbox, conn, table, false).await? {
         let offset = offset_of(outbox, conn, table, &one.name).await?;
         let (lag_events, lag_seconds) = lag_of(outbox, conn, table, &one, offset, end).await?;
         let consumer = Consumer {
@@ -382,20 +404,34 @@ async fn lag_of(
     Ok((u64::try_from(events).unwrap_or(0), seconds.unwrap_or(0.0)))
 }
 
+/// A table without a sequence cannot be a log, but it may be followed through the WAL.
+fn is_no_log(error: &Error) -> bool {
+    matches!(error.code(), "no_seq" | "no_sequence" | "bad_sequence")
+}
+
 pub(crate) async fn status(outbox: &PgOutbox) -> Result<Status> {
-    let (mut conn, table) = outbox.log_table().await?;
-    let consumers = consumers_of(outbox, &mut conn, &table).await?;
-    let relays = relays(outbox, &mut conn, &table.columns).await?;
+    let (mut conn, table) = outbox.followed_table().await?;
+    let consumers = match LogTable::load(outbox, &mut conn).await {
+        Ok(log) => consumers_of(outbox, &mut conn, &log).await?,
+        Err(error) if is_no_log(&error) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let relays = relays(outbox, &mut conn, &table).await?;
     let blocked_keys = parked::blocked(outbox, &mut conn, &table, 10_000).await?.len() as u64;
     conn.commit().await?;
-    Ok(Status { outbox: table.columns.outbox.clone(), streams: Vec::new(), relays, blocked_keys, consumers })
+    let slots = outbox.readers().await?;
+    Ok(Status { outbox: table.outbox, streams: Vec::new(), relays, blocked_keys, consumers, slots })
 }
 
 pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
     let mut conn = outbox.acquire().await?;
     let table = match LogTable::load(outbox, &mut conn).await {
         Ok(table) => table,
-        Err(error) => return Ok(vec![Finding { fatal: true, message: error.to_string() }]),
+        Err(error) => {
+            let fatal = !is_no_log(&error);
+            let only_cdc = if fatal { "" } else { ". Through the WAL it can be: `--read cdc`" };
+            return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
+        }
     };
     let mut findings = Vec::new();
     let last = consumers::last_value(outbox, &mut conn, &table).await?;

@@ -317,6 +317,7 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
         relays: relays(conn, sql).await?,
         blocked_keys: held.unsigned_abs(),
         consumers: consumers(conn, sql).await?,
+        slots: Vec::new(),
     })
 }
 

@@ -123,6 +123,7 @@ impl Admin for MemoryStore {
         });
         let relays = relays.collect();
         Ok(Status {
+            slots: Vec::new(),
             outbox: "memory".into(),
             streams: streams.into_values().collect(),
             relays,

@@ -96,6 +96,19 @@ async fn look(target: &Target, config: Option<&Config>, seen: &mut Seen) -> Opti
     seen.passed.push("the tables fit".to_owned());
     let pipelines = config.map(|config| config.pipelines.as_slice()).unwrap_or_default();
     seen.findings.extend(misread(&store, target, pipelines));
+    for pipeline in pipelines {
+        if let Reading::Cdc(cdc) = &pipeline.read {
+            match store.check_cdc(&pipeline.name, cdc).await {
+                Ok(findings) => {
+                    if !findings.iter().any(|finding| finding.fatal) {
+                        seen.passed.push(format!("pipelines.{}: the WAL can be followed", pipeline.name));
+                    }
+                    seen.findings.extend(findings);
+                }
+                Err(error) => seen.findings.push(fatal(error)),
+            }
+        }
+    }
     match store.admin().status().await {
         Ok(status) => seen.findings.extend(unread(&status, pipelines)),
         Err(error) => seen.findings.push(fatal(error)),
@@ -109,6 +122,7 @@ fn misread(store: &Store, target: &Target, pipelines: &[Pipeline]) -> Vec<Findin
         Reading::Queue(_) => store.is_log(),
         // An application's own table may be both.
         Reading::Log(_) => !store.is_log() && target.database.spec.is_none(),
+        Reading::Cdc(_) => false,
     };
     let (is, mend) = match store.is_log() {
         true => ("a log", "write `read = \"log\"`"),

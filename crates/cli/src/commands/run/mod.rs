@@ -77,7 +77,7 @@ fn refuse_misread(plan: &Plan, store: &Store) -> Outcome {
         if matches!(pipeline.read, Reading::Queue(_)) && store.is_log() {
             return Err(Failure::failed(format!(
                 "pipeline `{}`: the outbox is a log; follow it with `--read log --consumer NAME`, or with \
-                 `read = \"log\"` in the config",
+                 `read = \"log\"` in the config (or through the WAL: `cdc`)",
                 pipeline.name
             )));
         }
@@ -137,11 +137,12 @@ async fn relay_all(
             from = %plan.target.url,
             to = %pipeline.sink,
             streams = if streams.is_empty() { "all".into() } else { streams.join(",") },
+            read = pipeline.read.word(),
             order = pipeline.read.order().as_str(),
             consumer = pipeline.read.consumer(),
             "relaying"
         );
-        let source = bars.store.source(&pipeline.read);
+        let source = bars.store.source(pipeline, sink.capabilities())?;
         let relay = Relay::from_parts(source, sink).policy(pipeline.policy.clone()).name(&pipeline.name);
         if let Some(consumer) = pipeline.read.consumer() {
             bars.add(consumer, relay.stats());

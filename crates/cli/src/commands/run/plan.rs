@@ -8,9 +8,10 @@ use airtight::{
 };
 
 use crate::{
-    args::{OnDead, OnFailureArg, OrderArg, RunArgs, StartArg},
+    args::{OnDead, OnFailureArg, OrderArg, RunArgs, SnapshotArg, StartArg},
     config::{
-        Common, Config, Pipeline, ReadWord, Reading, Retention, parse_keep, read_source, set_batch,
+        Common, Config, Pipeline, ReadWord, Reading, Retention, check_slot, parse_keep, read_source,
+        set_batch,
         urls::{Secret, SinkTarget},
     },
     errors::{Failure, Outcome},
@@ -107,7 +108,48 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
 
 fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
     let follow = &args.follow;
+    let on_failure = match follow.on_failure {
+        Some(OnFailureArg::Halt) => OnFailure::Halt,
+        Some(OnFailureArg::Park) | None => OnFailure::Park,
+    };
+    if word != ReadWord::Cdc {
+        let wal = &args.wal;
+        let given = [
+            ("--slot", wal.slot.is_some()),
+            ("--publication", wal.publication.is_some()),
+            ("--snapshot", wal.snapshot.is_some()),
+        ];
+        if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
+            return Err(Failure::usage(format!(
+                "{flag} is for the WAL; add `--read cdc`, or leave {flag} out"
+            )));
+        }
+    }
     match word {
+        ReadWord::Cdc => {
+            let given = [
+                ("--consumer", follow.consumer.is_some()),
+                ("--partitions", follow.partitions.is_some()),
+                ("--start", follow.start.is_some()),
+                ("--keep-log", follow.keep_log.is_some()),
+            ];
+            if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
+                return Err(Failure::usage(format!(
+                    "{flag} is for a log, and the outbox is read through the WAL"
+                )));
+            }
+            let mut cdc = common.cdc();
+            cdc.log.on_failure = on_failure;
+            if let Some(slot) = &args.wal.slot {
+                check_slot(slot).map_err(|message| Failure::usage(format!("--slot: {message}")))?;
+                cdc.log.consumer.clone_from(slot);
+            }
+            if let Some(publication) = &args.wal.publication {
+                cdc.publication.clone_from(publication);
+            }
+            cdc.snapshot = args.wal.snapshot != Some(SnapshotArg::Never);
+            Ok(Reading::Cdc(Box::new(cdc)))
+        }
         ReadWord::Queue => {
             let given = [
                 ("--consumer", follow.consumer.is_some()),
@@ -137,10 +179,7 @@ fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
                 Some(StartArg::Latest) => Start::Latest,
                 Some(StartArg::Earliest) | None => Start::Earliest,
             };
-            log.on_failure = match follow.on_failure {
-                Some(OnFailureArg::Halt) => OnFailure::Halt,
-                Some(OnFailureArg::Park) | None => OnFailure::Park,
-            };
+            log.on_failure = on_failure;
             Ok(Reading::Log(log))
         }
     }

@@ -21,8 +21,10 @@ pub(super) async fn keep(
     retention: Retention,
     stop: CancellationToken,
 ) {
-    let is_read = |log: bool| pipelines.iter().any(|one| matches!(one.read, Reading::Log(_)) == log);
-    let (queue, log) = (is_read(false), is_read(true));
+    let log = pipelines.iter().any(|one| matches!(one.read, Reading::Log(_)));
+    let wal = pipelines.iter().any(|one| matches!(one.read, Reading::Cdc(_)));
+    // Rows with a status are done, however they were read.
+    let queue = !store.is_log();
     let mut wait = FIRST;
     loop {
         tokio::select! {
@@ -35,6 +37,9 @@ pub(super) async fn keep(
         }
         if log {
             said(log_round(&store, &retention).await);
+        }
+        if wal && !log && store.is_log() {
+            said(wal_round(&store, &retention).await);
         }
     }
 }
@@ -50,6 +55,16 @@ async fn queue_round(store: &Store, retention: &Retention) -> Result<()> {
     let events = store.admin().prune(keep, &|_| {}).await?;
     if events > 0 {
         tracing::info!(events, "removed old delivered events");
+    }
+    Ok(())
+}
+
+/// A table without a status is pruned behind its readers, like a log.
+async fn wal_round(store: &Store, retention: &Retention) -> Result<()> {
+    let (Some(wanted), Some(outbox)) = (retention.of_log(), store.postgres()) else { return Ok(()) };
+    let events = outbox.prune_behind(wanted.keep, &|_| {}).await?;
+    if events > 0 {
+        tracing::info!(events, "removed old events that all readers have passed");
     }
     Ok(())
 }

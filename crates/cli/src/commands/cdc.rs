@@ -1,0 +1,107 @@
+//! `airtight cdc`: readers of the WAL and their slots.
+
+use airtight::{admin::SlotStatus, postgres::PgOutbox};
+use serde_json::json;
+
+use super::{
+    consumers::{confirm, is_interactive},
+    open,
+};
+use crate::{
+    args::{CdcListArgs, CdcRecoverArgs, CdcRemoveArgs, OneReader},
+    errors::{Failure, Outcome},
+    output::{self, Table, age, counted, line, printable},
+    wiring::Store,
+};
+
+pub(crate) async fn list(args: &CdcListArgs) -> Outcome {
+    let store = open(&args.database).await?;
+    let readers = postgres(&store)?.readers().await?;
+    if args.output.json {
+        return output::json(&readers);
+    }
+    if readers.is_empty() {
+        return line("no reader of the WAL; start one with `airtight run --read cdc`");
+    }
+    print(&readers)
+}
+
+/// Readers as a table.
+pub(super) fn print(readers: &[SlotStatus]) -> Outcome {
+    let mut table =
+        Table::new(&["slot", "phase", "lag", "behind", "server keeps", "waiting", "dead", "state"]);
+    for reader in readers {
+        let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), output::bytes);
+        table.row(vec![
+            reader.name.clone(),
+            reader.phase.clone(),
+            bytes(reader.lag_bytes),
+            reader.lag_seconds.map_or_else(|| "-".into(), age),
+            bytes(reader.retained_bytes),
+            reader.waiting.to_string(),
+            (reader.dead + reader.unknown).to_string(),
+            state(reader).to_owned(),
+        ]);
+    }
+    table.print()
+}
+
+fn state(reader: &SlotStatus) -> &'static str {
+    match (&reader.confirmed_lsn, reader.wal_status.as_deref()) {
+        (None, _) if reader.phase != "new" => "slot lost",
+        (_, Some("lost")) => "slot lost",
+        _ if reader.paused => "paused",
+        _ if reader.active => "streaming",
+        _ => "nobody reads it",
+    }
+}
+
+pub(crate) async fn recover(args: &CdcRecoverArgs) -> Outcome {
+    let store = open(&args.one.database).await?;
+    let outbox = postgres(&store)?;
+    ask(outbox, &args.one, "drops its slot; the next start makes one and delivers what the table still has")
+        .await?;
+    outbox.recover_reader(&args.one.name).await?;
+    if args.one.output.json {
+        return output::json(&json!({"recovered": args.one.name}));
+    }
+    line(format!("reader `{}` begins anew with the next `airtight run`", printable(&args.one.name)))
+}
+
+pub(crate) async fn remove(args: &CdcRemoveArgs) -> Outcome {
+    let store = open(&args.one.database).await?;
+    let outbox = postgres(&store)?;
+    let publication = outbox.readers().await?.into_iter().find(|reader| reader.name == args.one.name);
+    ask(outbox, &args.one, "drops its slot, and forgets its place and what it has parked").await?;
+    outbox.remove_reader(&args.one.name).await?;
+    if args.one.output.json {
+        return output::json(&json!({"removed": args.one.name}));
+    }
+    line(format!("reader `{}` removed, and its slot dropped", printable(&args.one.name)))?;
+    match publication {
+        Some(reader) => {
+            line(format!("the publication is left: {}", PgOutbox::drop_publication(&reader.publication)))
+        }
+        None => Ok(()),
+    }
+}
+
+async fn ask(outbox: &PgOutbox, one: &OneReader, what: &str) -> Outcome {
+    if one.yes || !is_interactive() {
+        return Ok(());
+    }
+    let readers = outbox.readers().await?;
+    let parked = readers.iter().find(|reader| reader.name == one.name);
+    let parked = parked.map_or(0, |reader| reader.waiting + reader.dead + reader.unknown);
+    confirm(&format!(
+        "reader `{}` with {}: this {what}",
+        printable(&one.name),
+        counted(parked, "parked event")
+    ))
+}
+
+fn postgres(store: &Store) -> Outcome<&PgOutbox> {
+    store
+        .postgres()
+        .ok_or_else(|| Failure::usage("SQLite has no WAL that could be followed: cdc is for PostgreSQL"))
+}
