@@ -17,7 +17,7 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     }
     line(format!("outbox {}{}", status.outbox, if store.is_log() { ", a log" } else { "" }))?;
     line("")?;
-    if store.is_log() && !(status.consumers.is_empty() && !status.slots.is_empty()) {
+    if store.is_log() && (status.slots.is_empty() || !status.consumers.is_empty()) {
         consumers::print_all(&status.consumers)?;
     } else if !store.is_log() {
         print_streams(&status)?;

@@ -270,12 +270,28 @@ fn complaints_name_line_key_and_remedy() {
             "airtight.toml:3: pipelines.a.order: unknown word `keys`; allowed are `key`, `none` and `total` (did you mean `key`?)",
         ),
         (
-            format!("{p}read = \"cdc\"\n"),
-            "airtight.toml:3: pipelines.a.read: `cdc` is not in this version; write `queue` or `log`",
+            format!("{p}read = \"wal\"\n"),
+            "airtight.toml:3: pipelines.a.read: unknown word `wal`; allowed are `queue`, `log` and `cdc`",
         ),
         (
             format!("{p}consumer = \"billing\"\n"),
-            "airtight.toml:3: pipelines.a.consumer: `consumer` is for `read = \"log\"`; a queue has no consumers",
+            "airtight.toml:3: pipelines.a.consumer: `consumer` is for `read = \"log\"`, and this is read as a queue",
+        ),
+        (
+            format!("{p}read = \"log\"\nslot = \"shop\"\n"),
+            "airtight.toml:4: pipelines.a.slot: `slot` is for `read = \"cdc\"`, and this is read as a log",
+        ),
+        (
+            format!("{p}read = \"cdc\"\npartitions = 4\n"),
+            "airtight.toml:4: pipelines.a.partitions: `partitions` is for `read = \"queue\"` and `read = \"log\"`, and this is read as cdc",
+        ),
+        (
+            format!("{p}read = \"cdc\"\nslot = \"Shop-1\"\n"),
+            "airtight.toml:4: pipelines.a.slot: a slot's name has 1 to 63 lower-case letters, digits and underscores, `Shop-1` does not",
+        ),
+        (
+            format!("{p}read = \"cdc\"\nsnapshot = \"always\"\n"),
+            "airtight.toml:4: pipelines.a.snapshot: unknown word `always`; allowed are `initial` and `never`",
         ),
         (
             format!("{p}read = \"log\"\npartitions = 65\n"),

@@ -37,6 +37,7 @@ mod values;
 mod wire;
 
 use std::{
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -75,7 +76,7 @@ use crate::{
 };
 
 /// How an outbox is followed through the WAL.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct CdcOptions {
     /// What it has in common with a log's consumer; its name is the slot's.
     pub log: LogOptions,
@@ -95,6 +96,23 @@ pub struct CdcOptions {
     pub failover: bool,
     /// Where to replicate from, if not where the pool connects to: a pooler cannot replicate.
     pub url: Option<String>,
+}
+
+impl fmt::Debug for CdcOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The URL may hold a password.
+        let Self { log, publication, snapshot, mark, messages, buffer_bytes, keep_row, failover, url: _ } = self;
+        f.debug_struct("CdcOptions")
+            .field("log", log)
+            .field("publication", publication)
+            .field("snapshot", snapshot)
+            .field("mark", mark)
+            .field("messages", messages)
+            .field("buffer_bytes", buffer_bytes)
+            .field("keep_row", keep_row)
+            .field("failover", failover)
+            .finish_non_exhaustive()
+    }
 }
 
 impl CdcOptions {

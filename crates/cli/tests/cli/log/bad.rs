@@ -40,7 +40,9 @@ async fn what_makes_no_sense_moves_nothing() {
             "the outbox is a log; follow it with `--read log --consumer NAME`",
         ),
         (&["run", "--read", "log", "--to", "null:"], 2, "--read log needs --consumer NAME"),
-        (&["run", "--read", "cdc", "--to", "null:"], 2, "`cdc` is not in this version"),
+        (&["run", "--read", "wal", "--to", "null:"], 2, "allowed are `queue`, `log` and `cdc`"),
+        (&["run", "--read", "cdc", "--consumer", "x", "--to", "null:"], 2, "--consumer is for a log"),
+        (&["run", "--slot", "x", "--to", "null:"], 2, "--slot is for the WAL"),
         (&["run", "--read", "queue", "--consumer", "x", "--to", "null:"], 2, "--consumer is for a log"),
         (&["run", "--start", "latest", "--to", "null:"], 2, "--start is for a log"),
         (
