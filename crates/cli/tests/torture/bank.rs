@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use airtight::{
@@ -16,14 +16,25 @@ use airtight::{
     postgres::{PgOptions, PgOutbox},
     sqlite::SqliteOutbox,
 };
-use airtight_testkit::postgres::TestDb;
+use airtight_testkit::{postgres::TestDb, postgres_server::PrivateServer};
 use uuid::Uuid;
 
 /// A database with a ledger and an outbox.
 #[derive(Clone)]
 pub(crate) enum Bank {
-    Postgres { db: Arc<TestDb>, outbox: PgOutbox },
-    Sqlite { path: PathBuf, outbox: SqliteOutbox },
+    Postgres {
+        db: Arc<TestDb>,
+        outbox: PgOutbox,
+    },
+    /// On a server that may crash.
+    Private {
+        server: Arc<PrivateServer>,
+        outbox: PgOutbox,
+    },
+    Sqlite {
+        path: PathBuf,
+        outbox: SqliteOutbox,
+    },
 }
 
 /// One row of the ledger: the `n`-th of its key.
@@ -45,6 +56,30 @@ impl Bank {
         Some(Self::Postgres { db: Arc::new(db), outbox })
     }
 
+    pub(crate) async fn private(test: &str, settings: &[&str]) -> Option<Self> {
+        let server = PrivateServer::start_with(test, settings)?;
+        let outbox = PgOutbox::connect(&server.url(), PgOptions::default()).await.unwrap();
+        outbox.migrate().await.unwrap();
+        sqlx::query(LEDGER).execute(outbox.pool()).await.unwrap();
+        Some(Self::Private { server: Arc::new(server), outbox })
+    }
+
+    /// Ends the server as a crash would, and starts it again.
+    pub(crate) fn crash(&self) {
+        match self {
+            Self::Private { server, .. } => server.crash(),
+            Self::Postgres { .. } | Self::Sqlite { .. } => panic!("this server is not the test's own"),
+        }
+    }
+
+    /// The outbox, for what only PostgreSQL has.
+    pub(crate) fn pg(&self) -> &PgOutbox {
+        match self {
+            Self::Postgres { outbox, .. } | Self::Private { outbox, .. } => outbox,
+            Self::Sqlite { .. } => panic!("this is SQLite"),
+        }
+    }
+
     pub(crate) async fn sqlite(dir: &tempfile::TempDir) -> Self {
         let path = dir.path().join("bank.db");
         let outbox = SqliteOutbox::open(path.to_str().unwrap()).await.unwrap();
@@ -56,19 +91,25 @@ impl Bank {
     pub(crate) fn url(&self) -> String {
         match self {
             Self::Postgres { db, .. } => db.url(),
+            Self::Private { server, .. } => server.url(),
             Self::Sqlite { path, .. } => format!("sqlite:{}", path.display()),
         }
     }
 
     pub(crate) fn admin(&self) -> &dyn Admin {
         match self {
-            Self::Postgres { outbox, .. } => outbox,
+            Self::Postgres { outbox, .. } | Self::Private { outbox, .. } => outbox,
             Self::Sqlite { outbox, .. } => outbox,
         }
     }
 
-    /// One business transaction.
-    async fn transact(&self, key: &str, n: i64, commit: bool) {
+    /// One business transaction. It fails only where the server may crash; whether it was committed is not known then.
+    async fn transact(
+        &self,
+        key: &str,
+        n: i64,
+        commit: bool,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let id = Uuid::now_v7();
         let event = NewEvent::new("bank", "Moved", "Account", key)
             .id(id)
@@ -76,11 +117,11 @@ impl Bank {
             .unwrap();
         let insert = "INSERT INTO ledger (id, account, n) VALUES ($1, $2, $3)";
         match self {
-            Self::Postgres { outbox, .. } => {
-                let mut tx = outbox.pool().begin().await.unwrap();
-                sqlx::query(insert).bind(id.to_string()).bind(key).bind(n).execute(&mut *tx).await.unwrap();
-                outbox.publish(&mut tx, &event).await.unwrap();
-                if commit { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
+            Self::Postgres { outbox, .. } | Self::Private { outbox, .. } => {
+                let mut tx = outbox.pool().begin().await?;
+                sqlx::query(insert).bind(id.to_string()).bind(key).bind(n).execute(&mut *tx).await?;
+                outbox.publish(&mut tx, &event).await?;
+                if commit { tx.commit().await? } else { tx.rollback().await? }
             }
             Self::Sqlite { outbox, .. } => {
                 let mut tx = outbox.pool().begin_with("BEGIN IMMEDIATE").await.unwrap();
@@ -89,13 +130,27 @@ impl Bank {
                 if commit { tx.commit().await.unwrap() } else { tx.rollback().await.unwrap() }
             }
         }
+        Ok(())
+    }
+
+    /// The newest entry of a key, once the server is there again.
+    async fn last_of(&self, key: &str) -> i64 {
+        let select = "SELECT coalesce(max(n), 0) FROM ledger WHERE account = $1";
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            match sqlx::query_scalar(select).bind(key).fetch_one(self.pg().pool()).await {
+                Ok(last) => return last,
+                Err(error) => assert!(Instant::now() < end, "the server is not back: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// How much was committed.
     pub(crate) async fn committed(&self) -> usize {
         let select = "SELECT count(*) FROM ledger";
         let count: i64 = match self {
-            Self::Postgres { outbox, .. } => {
+            Self::Postgres { outbox, .. } | Self::Private { outbox, .. } => {
                 sqlx::query_scalar(select).fetch_one(outbox.pool()).await.unwrap()
             }
             Self::Sqlite { outbox, .. } => sqlx::query_scalar(select).fetch_one(outbox.pool()).await.unwrap(),
@@ -113,7 +168,9 @@ impl Bank {
     pub(crate) async fn ledger(&self) -> Vec<Entry> {
         let select = "SELECT id, account, n FROM ledger";
         let rows: Vec<(String, String, i64)> = match self {
-            Self::Postgres { outbox, .. } => sqlx::query_as(select).fetch_all(outbox.pool()).await.unwrap(),
+            Self::Postgres { outbox, .. } | Self::Private { outbox, .. } => {
+                sqlx::query_as(select).fetch_all(outbox.pool()).await.unwrap()
+            }
             Self::Sqlite { outbox, .. } => sqlx::query_as(select).fetch_all(outbox.pool()).await.unwrap(),
         };
         rows.into_iter().map(|(id, key, n)| Entry { id, key, n }).collect()
@@ -133,8 +190,11 @@ impl Bank {
                         let key = format!("w{writer}-k{}", fastrand::usize(..keys));
                         let commit = fastrand::u8(..100) >= 15;
                         let n = counts.entry(key.clone()).or_default();
-                        bank.transact(&key, *n + 1, commit).await;
-                        *n += i64::from(commit);
+                        match bank.transact(&key, *n + 1, commit).await {
+                            Ok(()) => *n += i64::from(commit),
+                            Err(_) if matches!(bank, Self::Private { .. }) => *n = bank.last_of(&key).await,
+                            Err(error) => panic!("{error}"),
+                        }
                     }
                 })
             })

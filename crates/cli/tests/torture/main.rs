@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `bank` | the business side: serialised writers per key, some rolling back, and what they committed |
 //! | `brokers` | PostgreSQL to each broker: relays killed, brokers restarted, brokers that stay away |
+//! | `cdc` | the WAL as the source: kills and crashes, a change of the way to read, WAL that is not pinned, memory |
 //! | `kill` | one relay, killed with SIGKILL at least 50 times |
 //! | `relays` | three relays joining, leaving, killed and paused past their lease, before a flaky webhook |
 
@@ -12,6 +13,7 @@
 
 mod bank;
 mod brokers;
+mod cdc;
 mod kill;
 mod process;
 mod relays;

@@ -21,8 +21,14 @@ impl RelayProcess {
 
     /// Lets a last relay finish; returns its summary.
     pub(crate) fn drain(url: &str, to: &str) -> String {
+        Self::drain_as("queue", url, to)
+    }
+
+    /// The same for another way to read.
+    pub(crate) fn drain_as(read: &str, url: &str, to: &str) -> String {
         let output = Command::new(env!("CARGO_BIN_EXE_airtight"))
-            .args(["run", "--from", url, "--to", to, "--drain", "--lease", "1", "--poll", "50", "--json"])
+            .args(["run", "--read", read, "--from", url, "--to", to])
+            .args(["--drain", "--lease", "1", "--poll", "50", "--json"])
             .stderr(Stdio::inherit())
             .output()
             .expect("the binary runs");

@@ -101,7 +101,8 @@ pub struct CdcOptions {
 impl fmt::Debug for CdcOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
-        let Self { log, publication, snapshot, mark, messages, buffer_bytes, keep_row, failover, url: _ } = self;
+        let Self { log, publication, snapshot, mark, messages, buffer_bytes, keep_row, failover, url: _ } =
+            self;
         f.debug_struct("CdcOptions")
             .field("log", log)
             .field("publication", publication)
@@ -373,14 +374,6 @@ impl PgCdc {
         *running = Some(Running { tasks: [reading, keeping] });
     }
 
-    /// Whether nothing that was read waits to be settled, on a connection that is there.
-    async fn has_caught_up(&self) -> bool {
-        let streams = self.running().as_ref().is_some_and(|running| !running.tasks[0].is_finished());
-        let settled = self.shared.place.lock().await.settled();
-        let feed = self.shared.feed();
-        streams && self.shared.has_snapshot() && !feed.is_open() && feed.last() <= settled
-    }
-
     /// Ends the session; what was read and not settled is forgotten, for it may become somebody else's.
     fn stop(&self) {
         *self.running() = None;
@@ -399,8 +392,6 @@ impl Members for PgCdc {
         let pulse = members::heartbeat(&self.shared.outbox, self.shared.columns()?, member, rows).await?;
         if !pulse.alive || pulse.owners.get(&0).is_some_and(|owner| *owner != member.id) {
             self.stop();
-        } else if self.has_caught_up().await {
-            state::note_idle(&self.shared.outbox, self.shared.columns()?, member).await?;
         }
         Ok(pulse)
     }

@@ -34,8 +34,9 @@ const ROWS: usize = 4_000;
 /// An idle place moves on after so much WAL, though not more often than this.
 const IDLE: (u64, Duration) = (1 << 20, Duration::from_secs(1));
 
-/// After so little, it takes its time. Less is what writing it down costs.
-const QUIET: (u64, Duration) = (16 << 10, Duration::from_secs(10));
+/// After less it takes its time. It moves on all the same: the server lets go of WAL only when a place behind its
+/// own record of what runs is acknowledged, and that record is small.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Where a reader is.
 #[derive(Debug)]
@@ -46,6 +47,8 @@ pub(super) struct Place {
     stored: i64,
     to: i64,
     stored_lsn: Lsn,
+    /// What was in the WAL after an idle place was written: that much is our own doing, and no reason to write.
+    own_end: Lsn,
     /// Rows to mark as delivered.
     delivered: Vec<String>,
     /// Events beyond `to` that were parked: they are not delivered when it passes them.
@@ -62,6 +65,7 @@ impl Default for Place {
             stored: 0,
             to: 0,
             stored_lsn: Lsn(0),
+            own_end: Lsn(0),
             delivered: Vec::new(),
             parked: HashSet::new(),
             written_at: Instant::now(),
@@ -122,7 +126,8 @@ impl Place {
     fn is_idle_due(&self, position: Boundary) -> bool {
         let moved = position.lsn.since(self.stored_lsn);
         let waited = self.written_at.elapsed();
-        (moved >= IDLE.0 && waited >= IDLE.1) || (moved >= QUIET.0 && waited >= QUIET.1)
+        (moved >= IDLE.0 && waited >= IDLE.1)
+            || (position.lsn > self.own_end.max(self.stored_lsn) && waited >= QUIET)
     }
 }
 
@@ -174,8 +179,13 @@ pub(super) async fn keep(shared: Arc<Shared>, member: Member) {
             // Right after the snapshot the first position is stored, whatever it is.
             let first = place.stored_lsn == Lsn(0) && position.lsn > Lsn(0);
             let moved = place.to > place.stored || !place.delivered.is_empty();
-            if moved || first || place.is_idle_due(position) {
+            if moved || first {
                 return write(&shared, &member, &mut place, None).await;
+            }
+            if place.is_idle_due(position) {
+                let accepted = write(&shared, &member, &mut place, None).await?;
+                place.own_end = super::current_lsn(&shared.outbox).await?;
+                return Ok(accepted);
             }
             Ok(true)
         };
@@ -195,7 +205,7 @@ async fn write(
     changes: Option<&Changes>,
 ) -> Result<bool> {
     let c = shared.columns()?;
-    let (position, events, identities) = {
+    let (position, caught_up, events, identities) = {
         let feed = shared.feed();
         let mut events = HashMap::new();
         let mut identities: HashMap<i64, String> = HashMap::new();
@@ -210,7 +220,8 @@ async fn write(
             }
             events.insert(park.seq, row.map(|row| row.event));
         }
-        (feed.position(place.to), events, identities)
+        let caught_up = feed.last() <= place.to && !feed.is_open();
+        (feed.position(place.to), caught_up, events, identities)
     };
     let mut park = Vec::new();
     let mut dead = Vec::new();
@@ -237,6 +248,7 @@ async fn write(
         from: place.stored,
         to: place.to,
         position,
+        caught_up,
         park,
         parked: changes.map_or(Vec::new(), |changes| changes.parked.iter().collect()),
         delivered: &place.delivered,

@@ -265,27 +265,6 @@ pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     Ok(Watch { paused, revision })
 }
 
-/// Notes that everything is settled as of now.
-pub(super) async fn note_idle(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<()> {
-    let sql = format!(
-        "UPDATE {slot} s SET idle_at = now() FROM {partition} p WHERE s.outbox = $1 AND s.name = $2 AND p.outbox = $1 \
-         AND p.grp = $3 AND p.n = 0 AND p.owner = $4",
-        slot = outbox.own("slot"),
-        partition = outbox.own("partition"),
-    );
-    let mut conn = outbox.acquire().await?;
-    sqlx::query(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .bind(member.consumer())
-        .bind(&member.group)
-        .bind(member.id)
-        .execute(conn.get())
-        .await
-        .map_err(doing("noting that nothing waits"))?;
-    conn.commit().await
-}
-
 /// Parked events that wait, and those of them that only a person can move.
 pub(super) async fn waiting(
     outbox: &PgOutbox,
@@ -320,6 +299,8 @@ pub(super) struct Write<'a> {
     pub(super) to: i64,
     /// The boundary at or before it.
     pub(super) position: Boundary,
+    /// Nothing that was read waits to be settled.
+    pub(super) caught_up: bool,
     /// What is to be parked, with the events.
     pub(super) park: Vec<(&'a Park, std::result::Result<Event, BadRow>)>,
     /// What became of parked ones.
@@ -401,7 +382,8 @@ async fn advance(
            WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
              AND p.last_seq IN ($6, $7) AND sync.word IS NOT NULL RETURNING p.n), \
          place AS (UPDATE {slot} s SET lsn = $8::pg_lsn, seq = $9, phase = 'streaming', \
-             lsn_time = coalesce($10, s.lsn_time, now()), moved_at = now() FROM moved \
+             lsn_time = coalesce($10, s.lsn_time, now()), moved_at = now(), \
+             idle_at = CASE WHEN $11 THEN now() ELSE s.idle_at END FROM moved \
            WHERE s.outbox = $1 AND s.name = $2 AND $8::pg_lsn > '0/0' AND (s.lsn < $8::pg_lsn OR s.lsn IS NULL OR s.phase <> 'streaming')) \
          SELECT count(*) FROM moved",
         partition = outbox.own("partition"),
@@ -419,6 +401,7 @@ async fn advance(
         .bind(write.position.lsn.to_string())
         .bind(write.position.seq)
         .bind((write.position.time > 0).then(|| from_pg_micros(write.position.time)))
+        .bind(write.caught_up)
         .fetch_one(conn)
         .await
         .map_err(doing("storing the position"))?;

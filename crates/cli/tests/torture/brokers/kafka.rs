@@ -15,8 +15,8 @@ use rdkafka::{
 use super::{Broker, Plan, entry, outlast, survive};
 use crate::bank::{Bank, Entry};
 
-const TOPIC: &str = "bank";
-const PARTITIONS: i32 = 12;
+pub(crate) const TOPIC: &str = "bank";
+pub(crate) const PARTITIONS: i32 = 12;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,7 +3,7 @@
 //! What arrived is read by a client that shares nothing with the sink. The long form is in CONTRIBUTING:
 //! `AIRTIGHT_TORTURE_EVENTS` and `AIRTIGHT_TORTURE_OUTAGE` make it as long as you like.
 
-mod kafka;
+pub(crate) mod kafka;
 mod nats;
 mod rabbitmq;
 mod redis;
@@ -58,7 +58,7 @@ impl Plan {
     }
 }
 
-fn number(variable: &str) -> Option<usize> {
+pub(crate) fn number(variable: &str) -> Option<usize> {
     env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
@@ -153,6 +153,6 @@ pub(crate) fn entry(body: &[u8]) -> Entry {
     }
 }
 
-async fn wait(deadline: Duration, what: &str, condition: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait(deadline: Duration, what: &str, condition: impl AsyncFnMut() -> bool) {
     airtight_testkit::wait::eventually(deadline, what, condition).await;
 }
