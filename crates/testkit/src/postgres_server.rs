@@ -21,10 +21,21 @@ impl PrivateServer {
     /// Starts one, with prepared transactions allowed; none, and a line that says so, where `scripts/services` has
     /// not told where the server's programs are.
     pub fn start(test_name: &str) -> Option<Self> {
-        let (Ok(bindir), Ok(user)) =
-            (std::env::var("AIRTIGHT_TEST_PG_BINDIR"), std::env::var("AIRTIGHT_TEST_PG_USER"))
+        Self::start_with(test_name, &[])
+    }
+
+    /// The same with settings of one's own, as lines of `postgresql.conf`.
+    pub fn start_with(test_name: &str, settings: &[&str]) -> Option<Self> {
+        Self::start_from("AIRTIGHT_TEST_PG_BINDIR", test_name, settings)
+    }
+
+    /// The same with the programs in the directory that the environment variable `bindir` names.
+    pub fn start_from(bindir: &str, test_name: &str, settings: &[&str]) -> Option<Self> {
+        let variable = bindir;
+        let (Some(bindir), Some(user)) =
+            (crate::ledger::variable(bindir), crate::ledger::variable("AIRTIGHT_TEST_PG_USER"))
         else {
-            crate::ledger::skip(test_name, "no PostgreSQL to start", "AIRTIGHT_TEST_PG_BINDIR");
+            crate::ledger::skip(test_name, "no PostgreSQL to start", variable);
             return None;
         };
         let directory = tempfile::tempdir().expect("a temporary directory");
@@ -49,23 +60,53 @@ impl PrivateServer {
                 "UTF8",
             ],
         );
+        let socket = server.socket();
         let settings = format!(
-            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nmax_prepared_transactions = 64\nshared_buffers = 32MB\n"
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\nmax_prepared_transactions = 64\nshared_buffers = 32MB\n{}\n",
+            socket.display(),
+            settings.join("\n"),
         );
-        let conf = data.join("postgresql.auto.conf");
-        let written = server
-            .command("sh", &["-c", &format!("printf '%s' \"$1\" >> '{}'", conf.display()), "sh", &settings]);
-        assert!(written.status.success(), "writing the configuration: {written:?}");
-        server.run(
-            "pg_ctl",
-            &["start", "--silent", "--wait", "--pgdata", path(&data), "--log", path(&server.log())],
-        );
+        server.append("postgresql.auto.conf", &settings);
+        server.resume();
         Some(server)
     }
 
     /// Where it is.
     pub fn url(&self) -> String {
         format!("postgres://airtight@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The directory of its Unix socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().to_owned()
+    }
+
+    /// Writes a file into its data directory, readable by the server only.
+    pub fn write(&self, name: &str, text: &str) {
+        self.write_by("umask 077; cat > \"$1\" <<<\"$2\"", name, text);
+    }
+
+    /// Who may come in, and how: the lines of `pg_hba.conf`, in force at once.
+    pub fn let_in(&self, lines: &str) {
+        self.write("pg_hba.conf", lines);
+        self.run("pg_ctl", &["reload", "--silent", "--pgdata", path(&self.data())]);
+    }
+
+    /// Ends it as a crash would.
+    pub fn stop(&self) {
+        let data = self.data();
+        self.run("pg_ctl", &["stop", "--mode", "immediate", "--silent", "--pgdata", path(&data)]);
+    }
+
+    /// Starts it again after [`PrivateServer::stop`].
+    pub fn resume(&self) {
+        let (data, log) = (self.data(), self.log());
+        self.run("pg_ctl", &["start", "--silent", "--wait", "--pgdata", path(&data), "--log", path(&log)]);
     }
 
     /// Ends it as a crash would, and starts it again.
@@ -93,6 +134,16 @@ impl PrivateServer {
 
     fn log(&self) -> PathBuf {
         self.directory.path().join("log")
+    }
+
+    fn append(&self, name: &str, text: &str) {
+        self.write_by("cat >> \"$1\" <<<\"$2\"", name, text);
+    }
+
+    fn write_by(&self, script: &str, name: &str, text: &str) {
+        let file = self.data().join(name);
+        let written = self.command("bash", &["-c", script, "bash", path(&file), text]);
+        assert!(written.status.success(), "writing {name}: {written:?}");
     }
 
     /// The server refuses to run as root, and whoever it runs as must own its files.
