@@ -4,5 +4,7 @@
 
 #[path = "cdc/basics.rs"]
 mod basics;
+#[path = "cdc/settling.rs"]
+mod settling;
 #[path = "cdc/support.rs"]
 mod support;

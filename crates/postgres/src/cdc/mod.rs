@@ -452,7 +452,9 @@ impl LogStore for PgCdc {
         let mut place = shared.place.lock().await;
         let begun = shared.life().begun && !shared.renew.load(Ordering::Acquire);
         let mut standings = state::positions(&shared.outbox, shared.columns()?, member, !begun).await?;
-        if standings.first().is_some_and(|standing| place.is_under(standing.epoch)) {
+        if let Some(standing) = standings.first_mut().filter(|standing| place.is_under(standing.epoch)) {
+            // Some of what is settled may not be written down yet, and has not moved for that.
+            standing.offset = place.settled();
             return Ok(standings);
         }
         self.stop();

@@ -6,7 +6,7 @@
 //! down is WAL itself.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,8 +15,7 @@ use airtight_core::{
     Error, Result,
     event::MAX_PAYLOAD_BYTES,
     group::Member,
-    log::{Changes, Fate, Standing},
-    queue::BadRow,
+    log::{Changes, Fate, LogRow, Park, Standing},
 };
 
 use super::{
@@ -49,6 +48,8 @@ pub(super) struct Place {
     stored_lsn: Lsn,
     /// What was in the WAL after an idle place was written: that much is our own doing, and no reason to write.
     own_end: Lsn,
+    /// The `to` of a write whose answer did not come: it may be what is stored.
+    tried: Option<i64>,
     /// Rows to mark as delivered.
     delivered: Vec<String>,
     /// Events beyond `to` that were parked: they are not delivered when it passes them.
@@ -64,6 +65,7 @@ impl Default for Place {
             epoch: None,
             stored: 0,
             to: 0,
+            tried: None,
             stored_lsn: Lsn(0),
             own_end: Lsn(0),
             delivered: Vec::new(),
@@ -98,22 +100,35 @@ impl Place {
         self.to
     }
 
-    /// Takes note that everything up to `to` is settled.
-    fn pass(&mut self, shared: &Shared, to: i64) {
+    /// What it means that everything up to `to` is settled, some of it by being parked.
+    fn step(&self, shared: &Shared, to: i64, park: &[Park]) -> Step {
         let marks = shared.marks().is_some();
+        let mut step = Step { to: to.max(self.to), delivered: Vec::new(), parked: self.parked.clone() };
+        step.parked.extend(park.iter().map(|park| park.seq).filter(|seq| *seq > self.to));
         let feed = shared.feed();
         for seq in self.to + 1..=to {
-            if self.parked.remove(&seq) || !marks {
+            if step.parked.remove(&seq) || !marks {
                 continue;
             }
             let values = feed.get(seq).and_then(super::Raw::values);
             if let Some((mapping, values)) = values
                 && let Some(identity) = mapping.identity(&values)
             {
-                self.delivered.push(String::from_utf8_lossy(identity).into_owned());
+                step.delivered.push(String::from_utf8_lossy(identity).into_owned());
             }
         }
-        self.to = self.to.max(to);
+        step
+    }
+
+    fn pass(&mut self, step: Step) {
+        self.to = step.to;
+        self.delivered.extend(step.delivered);
+        self.parked = step.parked;
+    }
+
+    /// Whether a settle is to be tried again, behind whose back nothing is written.
+    fn is_settling(&self) -> bool {
+        self.tried.is_some_and(|tried| tried > self.to)
     }
 
     fn is_due(&self, shared: &Shared) -> bool {
@@ -131,6 +146,13 @@ impl Place {
     }
 }
 
+/// A move of the place.
+struct Step {
+    to: i64,
+    delivered: Vec<String>,
+    parked: HashSet<i64>,
+}
+
 /// Applies changes. Returns the partition if it is no longer ours.
 pub(super) async fn settle(shared: &Shared, member: &Member, changes: &Changes) -> Result<Vec<u16>> {
     const REFUSED: [u16; 1] = [0];
@@ -139,21 +161,25 @@ pub(super) async fn settle(shared: &Shared, member: &Member, changes: &Changes) 
     if place.fenced || place.epoch != Some(change.epoch) {
         return Ok(REFUSED.to_vec());
     }
-    place.parked.extend(changes.park.iter().map(|park| park.seq));
-    place.pass(shared, change.to);
-    let parks = !changes.park.is_empty() || !changes.parked.is_empty();
-    if !parks && !place.is_due(shared) {
+    let step = place.step(shared, change.to, &changes.park);
+    if !changes.park.is_empty() || !changes.parked.is_empty() {
+        // The place passes them when they are parked, and not before: it is written down by others, too.
+        let accepted = write(shared, member, &mut place, Some((step, changes))).await?;
+        return Ok(if accepted { Vec::new() } else { REFUSED.to_vec() });
+    }
+    place.pass(step);
+    if !place.is_due(shared) {
         shared.pending.notify_one();
         return Ok(Vec::new());
     }
-    let accepted = write(shared, member, &mut place, Some(changes)).await?;
+    let accepted = write(shared, member, &mut place, None).await?;
     Ok(if accepted { Vec::new() } else { REFUSED.to_vec() })
 }
 
 /// Writes what was gathered.
 pub(super) async fn flush(shared: &Shared, member: &Member) -> Result<()> {
     let mut place = shared.place.lock().await;
-    if place.epoch.is_none() || place.fenced || !shared.life().begun {
+    if place.epoch.is_none() || place.fenced || place.is_settling() || !shared.life().begun {
         return Ok(());
     }
     let position = shared.feed().position(place.to);
@@ -172,7 +198,7 @@ pub(super) async fn keep(shared: Arc<Shared>, member: Member) {
         }
         let written = async {
             let mut place = shared.place.lock().await;
-            if place.epoch.is_none() || place.fenced || !shared.life().begun {
+            if place.epoch.is_none() || place.fenced || place.is_settling() || !shared.life().begun {
                 return Ok(true);
             }
             let position = shared.feed().position(place.to);
@@ -197,64 +223,50 @@ pub(super) async fn keep(shared: Arc<Shared>, member: Member) {
     }
 }
 
-/// Writes everything there is. Nothing is forgotten before it is stored.
+/// Writes everything there is, and a step beyond it. Nothing is forgotten, and nothing passed, before it is stored.
 async fn write(
     shared: &Shared,
     member: &Member,
     place: &mut Place,
-    changes: Option<&Changes>,
+    settle: Option<(Step, &Changes)>,
 ) -> Result<bool> {
     let c = shared.columns()?;
-    let (position, caught_up, events, identities) = {
+    let (step, changes) = settle.map_or((None, None), |(step, changes)| (Some(step), Some(changes)));
+    let to = step.as_ref().map_or(place.to, |step| step.to);
+    let more = step.as_ref().map_or(&[][..], |step| &step.delivered);
+    let delivered: Vec<String> = place.delivered.iter().chain(more).cloned().collect();
+    let (mut park, mut dead) = (Vec::new(), Vec::new());
+    let (position, caught_up) = {
         let feed = shared.feed();
-        let mut events = HashMap::new();
-        let mut identities: HashMap<i64, String> = HashMap::new();
-        for park in changes.map_or(&[][..], |changes| &changes.park) {
-            let Some(raw) = feed.get(park.seq) else { continue };
-            // What was rejected for its size is kept all the same, as far as it can be.
-            let row = shared.event(raw, MAX_PAYLOAD_BYTES.max(shared.options.log.max_payload));
-            if let Some((mapping, values)) = raw.values()
-                && let Some(identity) = mapping.identity(&values)
-            {
-                identities.insert(park.seq, String::from_utf8_lossy(identity).into_owned());
+        for one in changes.map_or(&[][..], |changes| &changes.park) {
+            let (row, identity) = parked(shared, feed.get(one.seq))
+                .ok_or_else(|| Error::retryable("moved", "the reader was moved; taking it up again"))?;
+            let fate = match &one.fate {
+                Fate::Dead { error } => Some((error, false)),
+                Fate::Unknown { error } => Some((error, true)),
+                Fate::Delivered | Fate::Held | Fate::Retry { .. } => None,
+            };
+            if let (Some((error, unknown)), Some(identity)) = (fate, identity) {
+                dead.push((identity, error, unknown));
             }
-            events.insert(park.seq, row.map(|row| row.event));
+            park.push((one, row));
         }
-        let caught_up = feed.last() <= place.to && !feed.is_open();
-        (feed.position(place.to), caught_up, events, identities)
+        (feed.position(to), feed.last() <= to && !feed.is_open())
     };
-    let mut park = Vec::new();
-    let mut dead = Vec::new();
-    for one in changes.map_or(&[][..], |changes| &changes.park) {
-        let event = match events.get(&one.seq) {
-            Some(Some(Ok(event))) => Ok(event.clone()),
-            Some(Some(Err(bad))) => {
-                Err(BadRow { id: bad.id.clone(), key: bad.key.clone(), error: bad.error.clone() })
-            }
-            _ => return Err(Error::retryable("moved", "the reader was moved; taking it up again")),
-        };
-        let fate = match &one.fate {
-            Fate::Dead { error } => Some((error, false)),
-            Fate::Unknown { error } => Some((error, true)),
-            Fate::Delivered | Fate::Held | Fate::Retry { .. } => None,
-        };
-        if let (Some((error, unknown)), Some(identity)) = (fate, identities.get(&one.seq)) {
-            dead.push((identity.clone(), error, unknown));
-        }
-        park.push((one, event));
-    }
     let write = Write {
         epoch: place.epoch.unwrap_or_default(),
         from: place.stored,
-        to: place.to,
+        is_uncertain: place.tried.is_some(),
+        to,
         position,
         caught_up,
         park,
         parked: changes.map_or(Vec::new(), |changes| changes.parked.iter().collect()),
-        delivered: &place.delivered,
+        delivered: &delivered,
         dead,
         changes,
     };
+    place.tried = place.tried.max(Some(to));
     let accepted = state::write(&shared.outbox, c, shared.marks(), member, &write).await?;
     place.written_at = Instant::now();
     if !accepted {
@@ -262,13 +274,28 @@ async fn write(
         shared.arrived.notify_one();
         return Ok(false);
     }
+    if let Some(step) = step {
+        place.pass(step);
+    }
+    place.tried = None;
     place.delivered.clear();
-    place.stored = place.to;
+    place.stored = to;
     place.stored_lsn = place.stored_lsn.max(position.lsn);
-    shared.feed().settle(place.to, position);
+    shared.feed().settle(to, position);
     shared.room.notify_waiters();
     if position.lsn > *shared.acked.borrow() {
         shared.acked.send_replace(position.lsn);
     }
     Ok(true)
+}
+
+/// An event to be parked, and what tells its row apart.
+fn parked(shared: &Shared, raw: Option<&super::Raw>) -> Option<(LogRow, Option<String>)> {
+    let raw = raw?;
+    // What was rejected for its size is kept all the same, as far as it can be.
+    let row = shared.event(raw, MAX_PAYLOAD_BYTES.max(shared.options.log.max_payload))?;
+    let identity = raw
+        .values()
+        .and_then(|(mapping, values)| Some(String::from_utf8_lossy(mapping.identity(&values)?).into_owned()));
+    Some((row, identity))
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use airtight_core::{
     Error, Event, Payload, Result,
     group::Member,
-    log::{Changes, Fate, Park, Standing, Watch},
+    log::{Changes, Fate, LogRow, Park, Standing, Watch},
     queue::BadRow,
 };
 use sqlx::{AssertSqlSafe, PgConnection, Row, types::Json};
@@ -297,12 +297,14 @@ pub(super) struct Write<'a> {
     /// The number up to which everything is settled, as stored and as it is to be.
     pub(super) from: i64,
     pub(super) to: i64,
+    /// What is stored may also be something between the two: the answer to an earlier write was lost.
+    pub(super) is_uncertain: bool,
     /// The boundary at or before it.
     pub(super) position: Boundary,
     /// Nothing that was read waits to be settled.
     pub(super) caught_up: bool,
     /// What is to be parked, with the events.
-    pub(super) park: Vec<(&'a Park, std::result::Result<Event, BadRow>)>,
+    pub(super) park: Vec<(&'a Park, LogRow)>,
     /// What became of parked ones.
     pub(super) parked: Vec<&'a Park>,
     /// Rows that were delivered, by their identity.
@@ -338,7 +340,7 @@ pub(super) async fn write(
     }
     if !write.park.is_empty() {
         park(outbox, conn.get(), c, member, &write.park).await?;
-        keys.extend(write.park.iter().map(|(_, event)| key(event).to_owned()));
+        keys.extend(write.park.iter().map(|(_, row)| key(&row.event).to_owned()));
     }
     if !write.parked.is_empty() {
         if marks.is_some() {
@@ -380,10 +382,10 @@ async fn advance(
              THEN set_config('synchronous_commit', 'on', true) ELSE '' END AS word), \
          moved AS (UPDATE {partition} p SET last_seq = $6, moved_at = now() FROM sync \
            WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
-             AND p.last_seq IN ($6, $7) AND sync.word IS NOT NULL RETURNING p.n), \
+             AND (p.last_seq IN ($6, $7) OR $11 AND p.last_seq BETWEEN $7 AND $6) AND sync.word IS NOT NULL RETURNING p.n), \
          place AS (UPDATE {slot} s SET lsn = $8::pg_lsn, seq = $9, phase = 'streaming', \
              lsn_time = coalesce($10, s.lsn_time, now()), moved_at = now(), \
-             idle_at = CASE WHEN $11 THEN now() ELSE s.idle_at END FROM moved \
+             idle_at = CASE WHEN $12 THEN now() ELSE s.idle_at END FROM moved \
            WHERE s.outbox = $1 AND s.name = $2 AND $8::pg_lsn > '0/0' AND (s.lsn < $8::pg_lsn OR s.lsn IS NULL OR s.phase <> 'streaming')) \
          SELECT count(*) FROM moved",
         partition = outbox.own("partition"),
@@ -401,6 +403,7 @@ async fn advance(
         .bind(write.position.lsn.to_string())
         .bind(write.position.seq)
         .bind((write.position.time > 0).then(|| from_pg_micros(write.position.time)))
+        .bind(write.is_uncertain)
         .bind(write.caught_up)
         .fetch_one(conn)
         .await
@@ -421,21 +424,22 @@ async fn park(
     conn: &mut PgConnection,
     c: &EventColumns,
     member: &Member,
-    park: &[(&Park, std::result::Result<Event, BadRow>)],
+    park: &[(&Park, LogRow)],
 ) -> Result<()> {
     let fates = settle::Fates::new(park.iter().map(|(park, _)| *park));
     let sql = format!(
         "INSERT INTO {} AS p (outbox, consumer, seq, slot, key, id, stream, event_type, aggregate_type, aggregate_id, \
            op, payload, payload_bytes, headers, occurred_at, schema_version, extra, source_row, state, attempts, \
-           due_at, error_code, error_message) \
+           due_at, error_code, error_message, max_attempts) \
          VALUES ($1, $2, $3, (hashtextextended($4, 0) & 63)::smallint, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
-           $16, $17, $18, $19, now() + make_interval(secs => $20), $21, $22) \
+           $16, $17, $18, $19, now() + make_interval(secs => $20), $21, $22, $23) \
          ON CONFLICT (outbox, consumer, seq) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, \
            due_at = excluded.due_at, error_code = excluded.error_code, error_message = excluded.error_message \
            WHERE excluded.error_code IS NOT NULL",
         outbox.own("parked")
     );
-    for (at, (_, event)) in park.iter().enumerate() {
+    for (at, (_, row)) in park.iter().enumerate() {
+        let event = &row.event;
         let query = sqlx::query(AssertSqlSafe(sql.clone()))
             .persistent(!outbox.pooled)
             .bind(&c.outbox)
@@ -487,6 +491,7 @@ async fn park(
             .bind(fates.waits[at])
             .bind(&fates.codes[at])
             .bind(&fates.messages[at])
+            .bind(row.max_attempts.map(i64::from))
             .execute(&mut *conn)
             .await
             .map_err(doing("parking events"))?;

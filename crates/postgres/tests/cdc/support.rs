@@ -44,6 +44,57 @@ impl Fixture {
         options
     }
 
+    /// The slot's name, and the reader's.
+    pub(crate) fn slot(&self) -> &str {
+        self.db.name()
+    }
+
+    pub(crate) async fn text(&self, sql: &str) -> String {
+        let found: Option<String> =
+            sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap();
+        found.unwrap_or_default()
+    }
+
+    /// Ends the connection that streams, if there is one.
+    pub(crate) async fn end_walsender(&self) -> bool {
+        let ended = format!(
+            "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots \
+             WHERE slot_name = '{}' AND active_pid IS NOT NULL",
+            self.slot()
+        );
+        self.number(&ended).await > 0
+    }
+
+    /// Drops the slot under whoever reads it.
+    pub(crate) async fn drop_slot(&self) {
+        let drop = format!("SELECT pg_drop_replication_slot('{}')", self.slot());
+        eventually(SOON, "the slot to be dropped", async || {
+            self.end_walsender().await;
+            sqlx::query(AssertSqlSafe(drop.clone())).execute(&self.pool).await.is_ok()
+        })
+        .await;
+    }
+
+    /// What `airtight cdc recover` does.
+    pub(crate) async fn recover(&self) {
+        self.sql(&format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{0}'; \
+             UPDATE airtight.slot SET phase = 'new', lsn = NULL, system = NULL WHERE name = '{0}'",
+            self.slot()
+        ))
+        .await;
+    }
+
+    /// Waits until the relay streams.
+    pub(crate) async fn streams(&self) {
+        let active = format!(
+            "SELECT count(*) FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid \
+             WHERE s.slot_name = '{}' AND r.state = 'streaming'",
+            self.slot()
+        );
+        eventually(SOON, "the stream", async || self.number(&active).await == 1).await;
+    }
+
     pub(crate) async fn sql(&self, sql: &str) -> u64 {
         let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await;
         done.unwrap_or_else(|error| panic!("{sql}: {error}")).rows_affected()
