@@ -94,6 +94,11 @@ impl Connect {
         self.server.log_tail()
     }
 
+    /// All that it wrote.
+    pub fn log(&self) -> String {
+        self.server.log_text()
+    }
+
     /// One call of the worker's API; none where there is no answer, or none in JSON. HTTP/1.0, so that the answer ends
     /// with the connection.
     async fn request(&self, method: &str, path: &str, body: Option<&str>) -> Option<Value> {
