@@ -105,7 +105,18 @@ fn documents(aggregate_type: &str) -> Vec<String> {
         r#"{"mixed": [1, "a"], "other": 1}"#,
         r#"{"numbers": [1, 2147483648]}"#,
         r#"{"nulls": [null, null]}"#,
-        r#"{"merged": [{"a": 1}, {"b": "x"}]}"#,
+        // Where each has what others lack, the order of fields is that of a hash of addresses in Java's memory.
+        r#"{"merged": [{"a": 1, "b": "x"}, {"a": 2}, null]}"#,
+        r#"{"merged": [{"a": 1, "b": "x"}, {"a": 2}]}"#,
+        r#"{"once": [{"a": 1}, null]}"#,
+        r#"{"clash": [{"a": 1}, {"a": "x"}]}"#,
+        r#"{"clash": [[1], ["a"]]}"#,
+        r#"{"deep": [[{"a": {"b": 1}}]], "list": [{"a": {"b": 1}}]}"#,
+        r#"[]"#,
+        r#"{"first": 1} {"second": 2}"#,
+        r#"{"first": 1} rubbish"#,
+        r#"{"lead": 01}"#,
+        r#"{"minus": -0, "over": 1e400, "a": "\u00e9\/\ud83d\ude00"}"#,
         r#"{"a b": 1, "dot.ted": 2, "1st": 3, "ü": 4, "dash-ed": 5}"#,
         r#"{"esc": "q\"uo\\te\nline 😀"}"#,
         r#"{"dup": 1, "dup": "x"}"#,
@@ -355,6 +366,34 @@ fn placement() -> Vec<Case> {
             .map(|value| more(topic, "key-1", "'x'", ", f4, f8", &format!(", {value}")))
             .collect()
     };
+    let far = "id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text, d date, tm time, ts timestamp, \
+        ts3 timestamp(3), tz timestamptz, tt timetz, iv interval";
+    let far_off = |topic: &str| -> Vec<String> {
+        [
+            "'infinity', '24:00:00', 'infinity', 'infinity', 'infinity', '24:00:00+00', '-1 day'",
+            "'-infinity', '00:00:00.000001', '-infinity', '-infinity', '-infinity', '00:00:00-12', '00:00:00.000001'",
+            "'0044-03-15 BC', '01:00', '0044-03-15 01:00 BC', '0044-03-15 01:00 BC', '0044-03-15 01:00+00 BC', '01:00:00.123456+05:30', '-1 year -2 days +03:00'",
+            "'20000-01-01', '01:00', '20000-01-01 01:00', '20000-01-01 01:00', '20000-01-01 01:00+00', '23:30:00-05:45', '100 hours'",
+            "'1582-10-10', '01:00', '1582-10-10 01:00', '1582-10-10 01:00', '1582-10-10 01:00+00', '10:00:00.10+00', '1 mon'",
+        ]
+        .iter()
+        .map(|value| more(topic, "key-1", "'x'", ", d, tm, ts, ts3, tz, tt, iv", &format!(", {value}")))
+        .collect()
+    };
+    let numbers = "id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text, n numeric, n102 numeric(10,2), \
+        n9 numeric(20,9), nn numeric(4,-2)";
+    let number = |topic: &str| -> Vec<String> {
+        [
+            "123456789012345678901234567890.12345, -12345678.99, 0.000000001, 123400",
+            "0.0000000000001, 0, 0, 0",
+            "100000, 1, -0.000000100, -100",
+            "-128, -1.28, 12345678901.123456789, NULL",
+            "128, 1.28, 0.5, 99900",
+        ]
+        .iter()
+        .map(|value| more(topic, "key-1", "'x'", ", n, n102, n9, nn", &format!(", {value}")))
+        .collect()
+    };
     let mood = "id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text, m {table}_mood, mn {table}_mood";
     let moody = |topic: &str| more(topic, "key-1", "'x'", ", m", ", 'so so'");
     let defaults = "id uuid PRIMARY KEY, aggregatetype text NOT NULL DEFAULT 'Defaults', aggregateid text NOT NULL DEFAULT 'k', \
@@ -386,6 +425,13 @@ fn placement() -> Vec<Case> {
         Case::new("floats_as_json", "the same as JSON", floats, float("FloatsJson"))
             .with(PLACEMENT, "f4:envelope,f8:envelope")
             .convert("json", "json", "json"),
+        Case::new("extremes", "infinite and far-off times", far, far_off("Extremes"))
+            .with(PLACEMENT, "d:header,tm:header,ts:header,ts3:header,tz:header,tt:header,iv:header"),
+        Case::new("numbers", "large and small numbers", numbers, number("Numbers"))
+            .with(PLACEMENT, "n:header,n102:header,n9:header,nn:header"),
+        Case::new("numbers_as_json_schemas", "large and small numbers with schemas", numbers, number("NumbersSchemas"))
+            .with(PLACEMENT, "n:envelope,n102:envelope,n9:envelope,nn:envelope")
+            .convert("json-schemas", "json-schemas", "json-schemas"),
         Case::new("enums", "an enum in a header", mood, vec![moody("Enums")]).with(PLACEMENT, "m:header,mn:header"),
         Case::new("enums_as_json", "an enum as JSON", mood, vec![moody("EnumsJson")])
             .with(PLACEMENT, "m:envelope,mn:envelope")
@@ -491,6 +537,9 @@ fn expansion() -> Vec<Case> {
         .convert("string", "json-schemas", "simple"),
         Case::new("expanded_envelope", "`table.expand.json.payload` in an envelope", OUTBOX, vec![
             event("ExpandedEnvelope", "key-1", r#"'{"b": {"a": 1}}'"#),
+            event("ExpandedEnvelope", "key-1", r#"'[1]'"#),
+            event("ExpandedEnvelope", "key-1", r#"'[]'"#),
+            event("ExpandedEnvelope", "key-1", "NULL"),
             event("ExpandedEnvelope", "key-1", r#"'{"c": "x"}'"#),
         ])
         .with(EXPAND.0, EXPAND.1)
