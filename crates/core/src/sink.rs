@@ -63,12 +63,20 @@ pub struct Capabilities {
     pub max_batch_events: usize,
     /// The most bytes in one call, though always at least one event.
     pub max_batch_bytes: usize,
+    /// Makes more of an event that has its row ([`Event::row`]), so a source that can should keep it.
+    pub wants_rows: bool,
 }
 
 impl Default for Capabilities {
     /// Batches one after the other, without a promise about keys.
     fn default() -> Self {
-        Self { prefix_per_key: false, concurrency: 1, max_batch_events: 1_000, max_batch_bytes: 8 << 20 }
+        Self {
+            prefix_per_key: false,
+            concurrency: 1,
+            max_batch_events: 1_000,
+            max_batch_bytes: 8 << 20,
+            wants_rows: false,
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! The files in `crates/core/tests/golden/debezium`: what was asked of Debezium, and what it wrote.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
+use airtight_core::{Event, SourceColumn, SourceRow, sinks::memory::sample_event};
 use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -56,6 +58,13 @@ pub(crate) struct Written {
     pub(crate) partition: Option<i32>,
 }
 
+impl Written {
+    /// No two of them have the same id.
+    pub(crate) fn identity(&self) -> String {
+        self.headers.iter().find(|(name, _)| name == "id").map(|(_, id)| id.to_string()).unwrap()
+    }
+}
+
 /// Bytes in a file that people read.
 pub(crate) fn shown(bytes: Option<&[u8]>) -> Value {
     match bytes.map(std::str::from_utf8) {
@@ -66,6 +75,25 @@ pub(crate) fn shown(bytes: Option<&[u8]>) -> Value {
 }
 
 impl Golden {
+    /// All that are recorded.
+    pub(crate) fn all() -> Vec<Self> {
+        let files = std::fs::read_dir(folder()).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        files.map(|text| serde_json::from_slice(&text).unwrap()).collect()
+    }
+
+    /// An event with one of its rows.
+    pub(crate) fn event(&self, row: usize) -> Event {
+        let column = |column: &Column| SourceColumn {
+            name: column.name.clone(),
+            type_oid: column.type_oid,
+            type_modifier: column.type_modifier,
+            nullable: column.nullable,
+        };
+        let values = self.rows[row].values.iter().map(|value| value.clone().map(Bytes::from)).collect();
+        let row = SourceRow { columns: self.columns.iter().map(column).collect(), values };
+        Event { row: Some(Arc::new(row)), ..sample_event(1, "not this one") }
+    }
+
     /// Where it is kept.
     pub(crate) fn path(&self) -> PathBuf {
         folder().join(format!("{}.json", self.case))

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use airtight_core::format::debezium::Record;
 use airtight_testkit::{
     brokers::{
         connect::{Connect, database},
@@ -236,8 +237,8 @@ fn converter(set: &mut impl FnMut(&str, &str) -> Option<Value>, key: &str, word:
     };
 }
 
-/// Waits for a message or a failure for every row.
-async fn collect(kafka: &Kafka, connect: &Connect, cases: &[Case], groups: &[Group], goldens: &mut [Golden]) {
+/// Of all topics, from their beginning.
+pub(crate) fn consumer(kafka: &Kafka) -> BaseConsumer {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", kafka.bootstrap())
         .set("group.id", "recorder")
@@ -246,6 +247,12 @@ async fn collect(kafka: &Kafka, connect: &Connect, cases: &[Case], groups: &[Gro
         .create()
         .unwrap();
     consumer.subscribe(&["^[^_].*"]).unwrap();
+    consumer
+}
+
+/// Waits for a message or a failure for every row.
+async fn collect(kafka: &Kafka, connect: &Connect, cases: &[Case], groups: &[Group], goldens: &mut [Golden]) {
+    let consumer = consumer(kafka);
     let mut places: HashMap<String, (usize, usize)> = HashMap::new();
     for (number, case) in cases.iter().enumerate() {
         for row in 0..case.rows.len() {
@@ -317,15 +324,32 @@ fn place(written: &Written, places: &HashMap<String, (usize, usize)>) -> Option<
     id.match_indices('9').find_map(|(at, _)| places.get(id.get(at..at + 9)?)).copied()
 }
 
-fn written(message: &BorrowedMessage<'_>) -> Written {
-    let headers = message.headers().into_iter().flat_map(|headers| headers.iter()).map(|header| {
-        let value = match header.key {
-            // Random, and new for each start of the task; with quotes around it where there are some.
-            "__debezium.context.runId" => mask(header.value),
-            _ => unhashed(shown(header.value)),
-        };
-        (header.key.to_owned(), value)
-    });
+/// A record of ours, in the same form.
+pub(crate) fn recorded(record: &Record) -> Written {
+    let headers = record.headers.iter().map(|(name, value)| (name.clone(), header(name, value.as_deref())));
+    Written {
+        topic: record.topic.clone(),
+        key: shown(record.key.as_deref()),
+        value: unhashed(shown(record.value.as_deref())),
+        headers: headers.collect(),
+        timestamp: record.timestamp,
+        partition: record.partition,
+    }
+}
+
+/// A header's value.
+fn header(name: &str, value: Option<&[u8]>) -> Value {
+    match name {
+        // Random, and new for each start of the task; with quotes around it where there are some.
+        "__debezium.context.runId" => mask(value),
+        _ => unhashed(shown(value)),
+    }
+}
+
+/// A message that has arrived.
+pub(crate) fn written(message: &BorrowedMessage<'_>) -> Written {
+    let headers = message.headers().into_iter().flat_map(|headers| headers.iter());
+    let headers = headers.map(|of| (of.key.to_owned(), header(of.key, of.value)));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
     let timestamp = match message.timestamp() {
         Timestamp::CreateTime(at) => Some(at).filter(|at| (i64::try_from(now).unwrap() - at).abs() > 86_400_000),

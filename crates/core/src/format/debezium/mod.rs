@@ -159,9 +159,21 @@ impl DebeziumEncoder {
     }
 
     /// Where an event goes, without the rest.
-    pub fn topic(&self, event: &Event) -> Result<String> {
+    pub fn topic<'a>(&self, event: &'a Event) -> Result<Cow<'a, str>> {
         let by = self.text_of(event, &self.options.route_by, Role::Route)?;
-        Ok(self.route.replace(&by).unwrap_or_else(|| by.into_owned()))
+        Ok(self.route.replace(&by).map_or(by, Cow::Owned))
+    }
+
+    /// The key and the partition alone, which say which events of a topic keep their order.
+    pub fn lane(&self, event: &Event) -> Result<(Option<Bytes>, Option<i32>)> {
+        let (schema, key) = self.required(event, &self.options.event_key, Role::Key)?;
+        let mut partition = None;
+        for additional in self.options.additional.iter().filter(|of| of.place == Place::Partition) {
+            if let Some((schema, value)) = self.field(event, &additional.column, Role::Other)? {
+                partition = number(&additional.column, &schema, &value, event.row.is_none())?;
+            }
+        }
+        Ok((convert(self.converters.key, Some(&schema), &key)?, partition))
     }
 
     /// The number of a task and the id of its run are what a relay of one task, started now, would have.
