@@ -8,8 +8,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use airtight_core::{
-    Event, SourceColumn, SourceRow,
-    format::debezium::{Converter, Converters, DebeziumEncoder, DebeziumOptions, Record},
+    Event, Payload, SourceColumn, SourceRow,
+    format::debezium::{
+        Converter, Converters, DebeziumEncoder, DebeziumOptions, Record, connector::ConnectorConfig,
+    },
     sinks::memory::sample_event,
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -166,4 +168,164 @@ fn every_message_is_debeziums_or_a_deviation_with_a_reason() {
     }
     assert!(differ.is_empty(), "{} differ, {same} are the same\n{}", differ.len(), differ.join("\n"));
     assert!(same > 200, "only {same} messages were compared");
+}
+
+/// What the test below writes between these lines of `docs/debezium.md`.
+const BEGIN: &str = "<!-- cases: written by `AIRTIGHT_BLESS=1 cargo test -p airtight-core --test debezium` -->";
+const END: &str = "<!-- end of cases -->";
+
+/// Text in a cell of a table.
+fn cell(text: &str, most: usize) -> String {
+    let mut shown: String = text.chars().flat_map(char::escape_debug).collect();
+    shown = shown.replace("\\\"", "\"").replace("\\'", "'");
+    if shown.chars().count() > most {
+        shown = shown.chars().take(most).collect::<String>() + "…";
+    }
+    // A backtick would end the code, and a bar the cell.
+    format!("`{}`", shown.replace('`', "'").replace('|', "\\|"))
+}
+
+/// What the first message of a case looks like.
+fn sample(golden: &Golden) -> String {
+    let row = &golden.rows()[0];
+    let message = &row["message"];
+    if message.is_null() {
+        return format!("fails: {}", cell(row["failure"].as_str().unwrap(), 90));
+    }
+    let header = message["headers"].as_array().unwrap().last().unwrap();
+    let is_about_headers = header[0] != "id" || golden.name().contains("header");
+    match (is_about_headers, &message["value"]) {
+        (true, _) => cell(&format!("{}: {}", header[0].as_str().unwrap(), header[1].as_str().unwrap_or("(null)")), 90),
+        (false, Value::Null) => "a tombstone".into(),
+        (false, Value::String(text)) => cell(text, 90),
+        (false, bytes) => format!("the bytes {}", cell(bytes["base64"].as_str().unwrap(), 90)),
+    }
+}
+
+#[test]
+fn the_documentation_lists_every_case() {
+    let mut table = String::from(
+        "| case | what | converters: key, value, header | rows | the first, by Debezium | ours |\n| --- | --- | --- | --- | --- | --- |\n",
+    );
+    for golden in Golden::all() {
+        let deviations: Vec<_> = DEVIATIONS.iter().filter(|(case, ..)| *case == golden.name()).collect();
+        let ours = match deviations.as_slice() {
+            [] if golden.rows().iter().all(|row| row["message"].is_null()) => "refused, too".to_owned(),
+            [] => "the same".to_owned(),
+            [(_, rows, why)] if rows.len() < golden.rows().len() => {
+                format!("{} of {} the same; {why}", golden.rows().len() - rows.len(), golden.rows().len())
+            }
+            [(_, _, why)] => (*why).to_owned(),
+            _ => panic!("{} is there twice", golden.name()),
+        };
+        table.push_str(&format!(
+            "| `{}` | {} | {}, {}, {} | {} | {} | {ours} |\n",
+            golden.name(),
+            golden.text("about"),
+            golden.text("key"),
+            golden.text("value"),
+            golden.text("header"),
+            golden.rows().len(),
+            sample(&golden),
+        ));
+    }
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/debezium.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (_, after) = rest.split_once(END).unwrap();
+    let wanted = format!("{before}{BEGIN}\n\n{table}\n{END}{after}");
+    if std::env::var_os("AIRTIGHT_BLESS").is_some() {
+        std::fs::write(&path, wanted).unwrap();
+    } else {
+        assert!(text == wanted, "docs/debezium.md is not up to date: {BEGIN}");
+    }
+    for name in DebeziumOptions::NAMES {
+        assert!(text.contains(&format!("`{name}`")), "docs/debezium.md does not mention {name}");
+    }
+}
+
+#[test]
+fn a_payload_is_neither_read_nor_copied_on_the_usual_way() {
+    let golden = Golden::all().into_iter().find(|golden| golden.name() == "default_jsonb").unwrap();
+    let event = golden.event(&golden.rows()[0]);
+    let encoder = DebeziumEncoder::new(DebeziumOptions::default(), Converters::default()).unwrap();
+    let record = encoder.encode(&event).unwrap();
+    let (_, payload) = event.row.as_ref().unwrap().get("payload").unwrap();
+    assert_eq!(record.value.unwrap().as_ptr(), payload.unwrap().as_ptr());
+}
+
+/// A queue or a log hands out events without their rows.
+#[test]
+fn an_event_without_a_row_has_its_own_fields_for_columns() {
+    let mut event = sample_event(7, "acc-1");
+    event.payload = Payload::Json("{\"a\":1}".into());
+    event.extra.insert("shard".into(), 3.into());
+    event.extra.insert("region".into(), "eu".into());
+    event.headers.insert("tenant".into(), "t1".into());
+    let mut options = DebeziumOptions::default();
+    for (name, value) in [
+        ("table.fields.additional.placement", "type:header:eventType,region:header,tenant:header,shard:partition"),
+        ("table.field.event.timestamp", "created_at"),
+    ] {
+        options.set(name, value).unwrap();
+    }
+    let text = |text: &str| Some(Bytes::from(text.to_owned()));
+    let record = DebeziumEncoder::new(options.clone(), Converters::default()).unwrap().encode(&event).unwrap();
+    assert_eq!((record.topic.as_str(), record.key, record.value), ("outbox.event.Test", text("acc-1"), text("{\"a\":1}")));
+    let headers = [("id", event.id.as_str()), ("eventType", "Tested"), ("region", "eu"), ("tenant", "t1")];
+    assert_eq!(record.headers, headers.map(|(name, value)| (name.to_owned(), text(value))));
+    assert_eq!(record.partition, Some(3));
+    assert_eq!(record.timestamp, Some((event.occurred_at.unix_timestamp_nanos() / 1_000_000).try_into().unwrap()));
+
+    let json = Converters { value: Converter::Json { schemas: true }, ..Converters::default() };
+    let record = DebeziumEncoder::new(DebeziumOptions::default(), json).unwrap().encode(&event).unwrap();
+    let expected = r#"{"schema":{"type":"string","optional":true,"name":"io.debezium.data.Json","version":1},"payload":"{\"a\":1}"}"#;
+    assert_eq!(record.value, text(expected));
+
+    // As the format has always written it.
+    event.payload = Payload::Bytes(vec![0, 159].into());
+    let record = DebeziumEncoder::new(DebeziumOptions::default(), Converters::default()).unwrap().encode(&event).unwrap();
+    assert_eq!(record.value, Some(Bytes::from_static(&[0, 159])));
+    event.payload = Payload::None;
+    let record = DebeziumEncoder::new(options, Converters::default()).unwrap().encode(&event).unwrap();
+    assert_eq!(record.value, None);
+}
+
+#[test]
+fn what_a_message_would_lack_is_asked_for_before_any_event_comes() {
+    let mut options = DebeziumOptions::default();
+    options.set("table.fields.additional.placement", "type:envelope").unwrap();
+    let schemas = Converters { value: Converter::Json { schemas: true }, ..Converters::default() };
+    for (name, value) in [("topic.prefix", "shop"), ("table.include.list", "public.outbox")] {
+        let error = DebeziumEncoder::new(options.clone(), schemas).unwrap_err();
+        assert!(error.message().contains(name), "{error}");
+        options.set(name, value).unwrap();
+    }
+    DebeziumEncoder::new(options, schemas).unwrap();
+    let mut options = DebeziumOptions::default();
+    options.set("extended.headers.enabled", "true").unwrap();
+    let error = DebeziumEncoder::new(options.clone(), Converters::default()).unwrap_err();
+    assert!(error.message().contains("topic.prefix"), "{error}");
+    options.set("route.topic.regex", "(?=x)").unwrap();
+    options.set("topic.prefix", "shop").unwrap();
+    assert_eq!(DebeziumEncoder::new(options, Converters::default()).unwrap_err().code(), "bad_regex");
+}
+
+/// The one that `infra/` runs.
+#[test]
+fn the_connector_of_the_local_stack_can_be_taken_over() {
+    let file = |name: &str| {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../infra/debezium").join(name);
+        std::fs::read_to_string(path).unwrap()
+    };
+    let lookup = |name: &str| match name {
+        "env:IVM_PG_PORT" => Some("5432".into()),
+        name => name.strip_prefix("env:IVM_").map(str::to_lowercase),
+    };
+    let mut config = ConnectorConfig::parse(&file("ivm-outbox-connector.json"), &lookup).unwrap();
+    config.set_worker(&file("connect.properties"), &lookup).unwrap();
+    assert_eq!((config.slot.as_str(), config.table.as_str(), config.host.as_str()), ("ivm_outbox", "outbox", "pg_host"));
+    assert_eq!((config.key_converter, config.value_converter), (Some(Converter::String), Some(Converter::String)));
+    assert_eq!(config.router.route_replacement, "ivm.events.${routedByValue}");
+    DebeziumEncoder::new(config.router, Converters::default()).unwrap();
 }
