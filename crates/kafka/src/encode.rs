@@ -138,7 +138,8 @@ impl Encode {
                     headers = headers.insert(Header { key: name, value: value.as_deref() });
                 }
                 // Zero means "now" to librdkafka.
-                let timestamp = record.timestamp.map(|millis| millis.max(1)).or_else(|| self.timestamp(event));
+                let timestamp =
+                    record.timestamp.map(|millis| millis.max(1)).or_else(|| self.timestamp(event));
                 let key = record.key.map(|key| Cow::Owned(key.into()));
                 let (body, partition) = (record.value, record.partition);
                 (Outgoing { key, body, headers, partition, timestamp }, size)

@@ -4,16 +4,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a failing test should panic")]
 
-#[path = "debezium/cases.rs"]
+#[path = "debezium/cases/mod.rs"]
 mod cases;
 #[path = "debezium/golden.rs"]
 mod golden;
 #[path = "debezium/recorder.rs"]
 mod recorder;
 
-use std::{collections::BTreeMap, time::{Duration, Instant}};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
-use airtight_core::{Class, Delivery, Event, Outcome, Sink, format::debezium::DebeziumEncoder, sinks::memory::sample_event};
+use airtight_core::{
+    Class, Delivery, Event, Outcome, Sink, format::debezium::DebeziumEncoder, sinks::memory::sample_event,
+};
 use airtight_kafka::{KafkaConfig, KafkaSink};
 use airtight_testkit::{brokers::kafka::Kafka, deliveries::of};
 
@@ -59,8 +64,9 @@ async fn the_sink_sends_records_as_they_are() {
         let sink = KafkaSink::new(config).unwrap();
         assert!(sink.capabilities().wants_rows);
         // Each has a key of its own, so that one that cannot be written holds up nobody.
-        let events: Vec<Event> =
-            (0..golden.rows.len()).map(|row| Event { aggregate_id: row.to_string(), ..golden.event(row) }).collect();
+        let events: Vec<Event> = (0..golden.rows.len())
+            .map(|row| Event { aggregate_id: row.to_string(), ..golden.event(row) })
+            .collect();
         let batch: Vec<Delivery> = events.iter().cloned().map(of).collect();
         let outcomes = sink.deliver(&batch).await;
         for (event, outcome) in events.iter().zip(outcomes) {
@@ -90,7 +96,9 @@ async fn the_sink_sends_records_as_they_are() {
 /// An event that asks for a partition which is not there is dead, and holds up nobody else.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_not_there_is_the_events_own_fault() {
-    let Some(kafka) = Kafka::start("a_partition_that_is_not_there_is_the_events_own_fault").await else { return };
+    let Some(kafka) = Kafka::start("a_partition_that_is_not_there_is_the_events_own_fault").await else {
+        return;
+    };
     let url = format!(
         "kafka://{}/parted?format=debezium&create=true&create_partitions=2&\
          debezium.table.fields.additional.placement=shard:partition",
@@ -103,7 +111,8 @@ async fn a_partition_that_is_not_there_is_the_events_own_fault() {
         event
     };
     // One key over several partitions is a lane each, one after the other.
-    let batch = [event(1, "a", 1), event(2, "b", 7), event(3, "a", 0), event(4, "a", 0), event(5, "b", 1)].map(of);
+    let batch =
+        [event(1, "a", 1), event(2, "b", 7), event(3, "a", 0), event(4, "a", 0), event(5, "b", 1)].map(of);
     let outcomes = sink.deliver(&batch).await;
     let shown: Vec<String> = outcomes
         .iter()

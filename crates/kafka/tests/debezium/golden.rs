@@ -77,7 +77,8 @@ pub(crate) fn shown(bytes: Option<&[u8]>) -> Value {
 impl Golden {
     /// All that are recorded.
     pub(crate) fn all() -> Vec<Self> {
-        let files = std::fs::read_dir(folder()).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        let files =
+            std::fs::read_dir(folder()).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
         files.map(|text| serde_json::from_slice(&text).unwrap()).collect()
     }
 

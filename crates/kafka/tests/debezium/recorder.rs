@@ -205,7 +205,10 @@ fn config(db: &TestDb, at: usize, group: &Group, cases: &[Case]) -> Map<String, 
     set("predicates", &names.join(","));
     for case in members {
         let name = case.name;
-        set(&format!("predicates.{name}.type"), "org.apache.kafka.connect.transforms.predicates.TopicNameMatches");
+        set(
+            &format!("predicates.{name}.type"),
+            "org.apache.kafka.connect.transforms.predicates.TopicNameMatches",
+        );
         set(&format!("predicates.{name}.pattern"), &format!("{}\\.public\\.{name}", group.prefix));
         set(&format!("transforms.{name}.type"), "io.debezium.transforms.outbox.EventRouter");
         set(&format!("transforms.{name}.predicate"), name);
@@ -271,7 +274,8 @@ async fn collect(kafka: &Kafka, connect: &Connect, cases: &[Case], groups: &[Gro
             let is_placed = cases[case].options.iter().any(|(_, value)| value.contains(":partition"));
             let has_time = cases[case].options.iter().any(|(name, _)| name.ends_with("event.timestamp"));
             let partition = written.partition.filter(|_| is_placed && target.values[5].is_some());
-            target.message = Some(Written { partition, timestamp: written.timestamp.filter(|_| has_time), ..written });
+            target.message =
+                Some(Written { partition, timestamp: written.timestamp.filter(|_| has_time), ..written });
         }
         // Other topics may come later than the last row's, and what is neither here nor in the log will come.
         let log = connect.log();
@@ -287,7 +291,8 @@ async fn collect(kafka: &Kafka, connect: &Connect, cases: &[Case], groups: &[Gro
     }
     let log = connect.log();
     for group in groups {
-        for ((case, row), failure) in left_out(group, goldens).into_iter().zip(failures(&log, &group.prefix)) {
+        for ((case, row), failure) in left_out(group, goldens).into_iter().zip(failures(&log, &group.prefix))
+        {
             goldens[case].rows[row].failure = Some(failure);
         }
     }
@@ -302,11 +307,15 @@ fn left_out(group: &Group, goldens: &[Golden]) -> Vec<(usize, usize)> {
 /// What a connector's task could not do, in order.
 fn failures(log: &str, connector: &str) -> Vec<String> {
     let begin = format!("Error encountered in task {connector}-0.");
-    log.split(&begin).skip(1).map(|text| {
-        // Until the next line of the log, which begins with a time.
-        let trace = text.lines().skip(1).take_while(|line| !line.starts_with(|c: char| c.is_ascii_digit()));
-        cause(&trace.collect::<Vec<_>>().join("\n"))
-    }).collect()
+    log.split(&begin)
+        .skip(1)
+        .map(|text| {
+            // Until the next line of the log, which begins with a time.
+            let trace =
+                text.lines().skip(1).take_while(|line| !line.starts_with(|c: char| c.is_ascii_digit()));
+            cause(&trace.collect::<Vec<_>>().join("\n"))
+        })
+        .collect()
 }
 
 /// The last cause that a trace names, without its package.
@@ -352,7 +361,9 @@ pub(crate) fn written(message: &BorrowedMessage<'_>) -> Written {
     let headers = headers.map(|of| (of.key.to_owned(), header(of.key, of.value)));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
     let timestamp = match message.timestamp() {
-        Timestamp::CreateTime(at) => Some(at).filter(|at| (i64::try_from(now).unwrap() - at).abs() > 86_400_000),
+        Timestamp::CreateTime(at) => {
+            Some(at).filter(|at| (i64::try_from(now).unwrap() - at).abs() > 86_400_000)
+        }
         other => panic!("{other:?}"),
     };
     Written {

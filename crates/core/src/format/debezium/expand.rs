@@ -107,9 +107,10 @@ impl Inference {
         };
         for node in present {
             let alike = match (first, node) {
-                (Node::Int(_) | Node::Huge | Node::Double(_), Node::Int(_) | Node::Huge | Node::Double(_)) => {
-                    number(first) == number(node)
-                }
+                (
+                    Node::Int(_) | Node::Huge | Node::Double(_),
+                    Node::Int(_) | Node::Huge | Node::Double(_),
+                ) => number(first) == number(node),
                 _ => std::mem::discriminant(first) == std::mem::discriminant(node),
             };
             if !alike {
@@ -135,7 +136,9 @@ impl Inference {
 /// One schema for members with different fields. Debezium merges them in the order of a hash set; here it is that of
 /// the array.
 fn merge(left: Schema, right: Schema) -> Schema {
-    let (Kind::Struct(mut fields), Kind::Struct(more)) = (left.kind, right.kind) else { unreachable!("objects") };
+    let (Kind::Struct(mut fields), Kind::Struct(more)) = (left.kind, right.kind) else {
+        unreachable!("objects")
+    };
     for (name, schema) in more {
         match fields.iter_mut().find(|(known, _)| *known == name) {
             None => fields.push((name, schema)),
@@ -253,7 +256,8 @@ impl Parser<'_> {
 
     fn number(&mut self) -> Option<Node> {
         let rest = &self.text[self.at..];
-        let end = rest.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E')).unwrap_or(rest.len());
+        let end =
+            rest.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E')).unwrap_or(rest.len());
         let token = &rest[..end];
         self.at += end;
         // Whether it is a number is serde's to say.
@@ -295,8 +299,19 @@ mod tests {
     #[test]
     fn hostile_texts_stay_text() {
         let deep = "[".repeat(100_000);
-        for text in ["", "{", "[1", r#"{"a"}"#, r#"{"a":tru}"#, r#"{"a":"\x"}"#, r#"{"a":1e}"#, r#"{"é\"#, "{\"a\":\"\n\"}", &deep] {
-            assert_eq!(expand("payload", text.as_bytes(), false), Expanded::Unchanged, "{:.20}", text);
+        for text in [
+            "",
+            "{",
+            "[1",
+            r#"{"a"}"#,
+            r#"{"a":tru}"#,
+            r#"{"a":"\x"}"#,
+            r#"{"a":1e}"#,
+            r#"{"é\"#,
+            "{\"a\":\"\n\"}",
+            &deep,
+        ] {
+            assert_eq!(expand("payload", text.as_bytes(), false), Expanded::Unchanged, "{text:.20}");
         }
     }
 }

@@ -174,7 +174,7 @@ fn write_string(out: &mut Vec<u8>, text: &[u8]) {
             _ => None,
         };
         let width = if byte >= 0xf0 { 4 } else { 1 };
-        if short.is_none() && byte >= 0x20 && byte < 0xf0 {
+        if short.is_none() && (0x20..0xf0).contains(&byte) {
             at += 1;
             continue;
         }

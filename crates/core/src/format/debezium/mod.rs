@@ -80,12 +80,20 @@ impl DebeziumEncoder {
         let has_envelope = options.has_envelope();
         let is_known = |option: &Option<String>| option.as_ref().is_some_and(|value| !value.is_empty());
         if options.extended_headers && !is_known(&options.topic_prefix) {
-            return Err(bad("topic.prefix", "is in the headers that `extended.headers.enabled` asks for: set it"));
+            return Err(bad(
+                "topic.prefix",
+                "is in the headers that `extended.headers.enabled` asks for: set it",
+            ));
         }
         if has_envelope && converters.value.has_schemas() {
-            for (name, option) in [("topic.prefix", &options.topic_prefix), ("table.include.list", &options.table)] {
+            for (name, option) in
+                [("topic.prefix", &options.topic_prefix), ("table.include.list", &options.table)]
+            {
                 if !is_known(option) {
-                    return Err(bad(name, "is in the name of an envelope's schema, which the converter writes: set it"));
+                    return Err(bad(
+                        name,
+                        "is in the name of an envelope's schema, which the converter writes: set it",
+                    ));
                 }
             }
         }
@@ -317,7 +325,8 @@ impl DebeziumEncoder {
         payload: Value,
         beside: Vec<(String, Schema, Value)>,
     ) -> Result<(Schema, Value)> {
-        let payload_schema = payload_schema.filter(|schema| schema.takes(&payload)).ok_or_else(not_expanded)?;
+        let payload_schema =
+            payload_schema.filter(|schema| schema.takes(&payload)).ok_or_else(not_expanded)?;
         let version = match &self.options.event_schema_version {
             None => None,
             Some(_) if event.row.is_none() => Some(event.schema_version),
@@ -394,7 +403,9 @@ fn convert(converter: Converter, schema: Option<&Schema>, value: &Value) -> Resu
         Converter::String | Converter::Simple => Ok(match (value, schema) {
             (Value::Null, _) => None,
             (Value::Text(text), _) => Some(text.clone()),
-            (value, Some(schema)) if converter == Converter::String => Some(text::to_string(schema, value).into()),
+            (value, Some(schema)) if converter == Converter::String => {
+                Some(text::to_string(schema, value).into())
+            }
             (value, Some(schema)) => Some(text::simple(schema, value).into()),
             (_, None) => None,
         }),
@@ -416,7 +427,8 @@ fn convert(converter: Converter, schema: Option<&Schema>, value: &Value) -> Resu
                      airtight does not know: write it without schemas, or leave it out",
                 ));
             }
-            let bytes = if schemas { json::with_schema(schema, value) } else { json::without_schema(schema, value) };
+            let bytes =
+                if schemas { json::with_schema(schema, value) } else { json::without_schema(schema, value) };
             Ok(Some(bytes.into()))
         }
         Converter::ByteArray => match value {
@@ -445,18 +457,25 @@ fn is_partial(schema: &Schema) -> bool {
 }
 
 fn missing(name: &str) -> Error {
-    let message = format!("the event's table has no column `{name}`, which an option of Debezium's router names");
+    let message =
+        format!("the event's table has no column `{name}`, which an option of Debezium's router names");
     Error::permanent("debezium_column", message)
 }
 
 fn wrong_type(name: &str, schema: &Schema, wanted: &str) -> Error {
-    let message = format!("the column `{name}` is of type {}, and Debezium's router wants {wanted}", schema.kind_name());
+    let message = format!(
+        "the column `{name}` is of type {}, and Debezium's router wants {wanted}",
+        schema.kind_name()
+    );
     Error::permanent("debezium_type", message)
 }
 
 fn no_bytes(converter: &str, schema: Option<&Schema>) -> Error {
     let kind = schema.map_or("STRING", Schema::kind_name);
-    Error::permanent("debezium_converter", format!("the {converter} writes bytes, and this is of type {kind}"))
+    Error::permanent(
+        "debezium_converter",
+        format!("the {converter} writes bytes, and this is of type {kind}"),
+    )
 }
 
 fn not_expanded() -> Error {

@@ -24,7 +24,8 @@ fn special(value: f64) -> Option<String> {
 /// The shortest digits that mean the number, of which Java wants two: where one is enough, the nearest two are taken
 /// (`4.9E-324`). From 10⁻³ to 10⁷ without an exponent.
 fn java(shortest: &str, two_digits: &str) -> String {
-    let one_digit = shortest.trim_start_matches('-').split('e').next().is_some_and(|digits| digits.len() == 1);
+    let one_digit =
+        shortest.trim_start_matches('-').split('e').next().is_some_and(|digits| digits.len() == 1);
     let text = if one_digit { two_digits } else { shortest };
     let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
     let exponent: i32 = exponent.parse().unwrap_or_default();
@@ -209,9 +210,13 @@ mod tests {
         ] {
             assert_eq!(Decimal::parse(text).unwrap().unscaled(), bytes, "{text}");
         }
-        for (text, shown) in
-            [("0.000000001", "1E-9"), ("0.000001", "0.000001"), ("-12.30", "-12.30"), ("0.0000000", "0E-7"), ("-0.00", "0.00")]
-        {
+        for (text, shown) in [
+            ("0.000000001", "1E-9"),
+            ("0.000001", "0.000001"),
+            ("-12.30", "-12.30"),
+            ("0.0000000", "0E-7"),
+            ("-0.00", "0.00"),
+        ] {
             assert_eq!(Decimal::parse(text).unwrap().text(), shown);
         }
         let hundreds = Decimal::parse("123400").unwrap().with_scale(-2).unwrap();

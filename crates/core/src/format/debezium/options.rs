@@ -48,8 +48,8 @@ pub struct DebeziumOptions {
     pub topic_prefix: Option<String>,
     /// `table.include.list`: the one table, with its schema, which is in the names of schemas.
     pub table: Option<String>,
-    /// `extended.headers.enabled`: writes `__debezium.context.…` headers, as Debezium does since 3.1. Off here unless
-    /// asked for, and on in Debezium.
+    /// `extended.headers.enabled`: writes `__debezium.context.…` headers, as Debezium 3.4 does. Off here unless asked
+    /// for, and on there.
     pub extended_headers: bool,
 }
 
@@ -221,7 +221,10 @@ fn placements(name: &str, value: &str) -> Result<Vec<Additional>> {
             [column, place] => (column, place, column),
             [column, place, alias] => (column, place, alias),
             _ => {
-                let what = format!("must be a list like `type:header:eventType,tenant:envelope`, found `{}`", text.escape_debug());
+                let what = format!(
+                    "must be a list like `type:header:eventType,tenant:envelope`, found `{}`",
+                    text.escape_debug()
+                );
                 return Err(bad(name, what));
             }
         };
@@ -253,7 +256,8 @@ pub(super) fn one_table(name: &str, value: &str) -> Result<String> {
     if schema.is_some_and(is_plain) && rest.is_some_and(is_plain) && more.is_none() {
         return Ok(table);
     }
-    let what = format!("must be one table with its schema, like `public.outbox`, found `{}`", value.escape_debug());
+    let what =
+        format!("must be one table with its schema, like `public.outbox`, found `{}`", value.escape_debug());
     Err(bad(name, what))
 }
 

@@ -20,8 +20,9 @@ pub(super) fn to_string(schema: &Schema, value: &Value) -> String {
         }
         Value::Struct(values) => {
             let present = fields(schema).iter().zip(values).filter(|(_, value)| **value != Value::Null);
-            let shown: Vec<String> =
-                present.map(|((name, schema), value)| format!("{name}={}", to_string(schema, value))).collect();
+            let shown: Vec<String> = present
+                .map(|((name, schema), value)| format!("{name}={}", to_string(schema, value)))
+                .collect();
             format!("Struct{{{}}}", shown.join(","))
         }
         other => scalar(other),

@@ -189,13 +189,22 @@ fn precision_and_scale(modifier: i32) -> Option<(i32, i32)> {
 /// What a column holds. Text is not copied.
 pub(super) fn value(column: &SourceColumn, text: Option<&Bytes>) -> Result<Value> {
     let Some(text) = text else { return Ok(Value::Null) };
+    // Debezium has no such numbers, says so in its log, and writes nothing.
+    if column.type_oid == 1700 && column.nullable && matches!(&text[..], b"NaN" | b"Infinity" | b"-Infinity")
+    {
+        return Ok(Value::Null);
+    }
     let (plain, is_array) = type_of(column.type_oid).unwrap_or((Type::Own, false));
     let read = if is_array {
         items(text).and_then(|items| {
-            items.into_iter().map(|item| match item {
-                Some(item) => plain_value(plain, column.type_modifier, &item.into()),
-                None => Some(Value::Null),
-            }).collect::<Option<Vec<_>>>().map(Value::Array)
+            items
+                .into_iter()
+                .map(|item| match item {
+                    Some(item) => plain_value(plain, column.type_modifier, &item.into()),
+                    None => Some(Value::Null),
+                })
+                .collect::<Option<Vec<_>>>()
+                .map(Value::Array)
         })
     } else {
         plain_value(plain, column.type_modifier, text)
@@ -227,10 +236,7 @@ fn plain_value(plain: Type, modifier: i32, bytes: &Bytes) -> Option<Value> {
             Some((_, scale)) => Value::Decimal(Decimal::parse(text)?.with_scale(scale)?),
             None => {
                 let number = Decimal::parse(text)?.stripped();
-                Value::Struct(vec![
-                    Value::Int(i64::from(number.scale)),
-                    Value::Raw(number.unscaled().into()),
-                ])
+                Value::Struct(vec![Value::Int(i64::from(number.scale)), Value::Raw(number.unscaled().into())])
             }
         },
         Type::Money => {

@@ -43,8 +43,14 @@ const REFUSED: &[&str] = &[
 ];
 
 /// The same by how they begin.
-const REFUSED_PREFIXES: &[&str] =
-    &["column.mask.", "column.truncate.", "converters.", "post.processors.", "transforms.", "snapshot.select."];
+const REFUSED_PREFIXES: &[&str] = &[
+    "column.mask.",
+    "column.truncate.",
+    "converters.",
+    "post.processors.",
+    "transforms.",
+    "snapshot.select.",
+];
 
 const HARMLESS: &[&str] = &[
     "tasks.max",
@@ -121,7 +127,9 @@ pub(super) fn judge(key: &str, value: &str) -> Verdict {
     if let Some((_, default)) = DEFAULTS.iter().find(|(known, _)| *known == key) {
         return match value.eq_ignore_ascii_case(default) {
             true => Verdict::Harmless,
-            false => Verdict::Refused(format!("changes what is delivered, and airtight has only `{default}`")),
+            false => {
+                Verdict::Refused(format!("changes what is delivered, and airtight has only `{default}`"))
+            }
         };
     }
     let of_skipped = || value.split(',').map(str::trim).any(|op| matches!(op, "c" | "r"));

@@ -191,8 +191,9 @@ fn flat(text: &str) -> Result<BTreeMap<String, String>> {
         let is_server = pairs.keys().any(|key| key.starts_with("debezium.source."));
         return if is_server { properties::of_server(pairs) } else { Ok(pairs) };
     }
-    let whole: Value = serde_json::from_str(text)
-        .map_err(|error| Error::permanent("bad_connector", format!("the connector's file is not JSON: {error}")))?;
+    let whole: Value = serde_json::from_str(text).map_err(|error| {
+        Error::permanent("bad_connector", format!("the connector's file is not JSON: {error}"))
+    })?;
     let mut pairs = BTreeMap::new();
     let object = match (whole.get("config"), &whole) {
         (Some(Value::Object(config)), whole) => {
@@ -234,7 +235,8 @@ fn expanded(key: &str, value: &str, lookup: Lookup<'_>) -> Result<String> {
         out.push_str(before);
         match inner {
             Some((name, after)) if !has_groups || name.contains(':') => {
-                let meant = lookup(name).ok_or_else(|| bad(key, format!("needs `${{{name}}}`, which is not set")))?;
+                let meant =
+                    lookup(name).ok_or_else(|| bad(key, format!("needs `${{{name}}}`, which is not set")))?;
                 out.push_str(&meant);
                 rest = after;
             }
@@ -256,7 +258,10 @@ struct Reader {
 impl Reader {
     fn read(mut self, name: Option<String>) -> Result<ConnectorConfig> {
         if let Some(class) = self.take("connector.class").filter(|class| class != CLASS) {
-            return Err(bad("connector.class", format!("must be `{CLASS}`, found `{}`", class.escape_debug())));
+            return Err(bad(
+                "connector.class",
+                format!("must be `{CLASS}`, found `{}`", class.escape_debug()),
+            ));
         }
         let table = self.needed("table.include.list")?;
         let full = one_table("table.include.list", &table)?;
@@ -273,7 +278,8 @@ impl Reader {
         };
         let [key_converter, value_converter, header_converter] =
             ["key", "value", "header"].map(|part| self.converter(part));
-        let bootstrap = ["producer.override.bootstrap.servers", "bootstrap.servers"].map(|key| self.take(key));
+        let bootstrap =
+            ["producer.override.bootstrap.servers", "bootstrap.servers"].map(|key| self.take(key));
         let config = ConnectorConfig {
             name,
             host: self.needed("database.hostname")?,
@@ -329,10 +335,16 @@ impl Reader {
         let transforms = self.take("transforms").unwrap_or_default();
         let mut names = transforms.split(',').map(str::trim).filter(|name| !name.is_empty());
         let name = names.next().ok_or_else(|| {
-            bad("transforms", format!("names no outbox event router (`{ROUTER}`): the file is for change events"))
+            bad(
+                "transforms",
+                format!("names no outbox event router (`{ROUTER}`): the file is for change events"),
+            )
         })?;
         if let Some(other) = names.next() {
-            return Err(bad("transforms", format!("has `{other}` beside the router, which cannot be honoured")));
+            return Err(bad(
+                "transforms",
+                format!("has `{other}` beside the router, which cannot be honoured"),
+            ));
         }
         let prefix = format!("transforms.{name}.");
         let key = format!("{prefix}type");
@@ -352,7 +364,10 @@ impl Reader {
             let value = self.pairs.remove(&key).unwrap_or_default();
             let option = &key[prefix.len()..];
             if option.starts_with("tracing.") {
-                return Err(bad(&key, "cannot be honoured: place the column of the trace context in a header instead"));
+                return Err(bad(
+                    &key,
+                    "cannot be honoured: place the column of the trace context in a header instead",
+                ));
             }
             options.set(option, &value).map_err(|error| error.context(format!("`{key}`")))?;
         }

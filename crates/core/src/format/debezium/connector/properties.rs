@@ -28,7 +28,8 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, String>> {
 
 /// Whether the line ends in a backslash that is not itself escaped.
 fn goes_on(line: &str) -> bool {
-    line.len() - line.trim_end_matches('\\').len() & 1 == 1
+    let backslashes = line.len() - line.trim_end_matches('\\').len();
+    !backslashes.is_multiple_of(2)
 }
 
 /// At the first `=`, `:` or blank that is not escaped, with the blanks around it.
@@ -110,7 +111,8 @@ pub(super) fn of_server(server: BTreeMap<String, String>) -> Result<BTreeMap<Str
             "simplestring" => STRING,
             "binary" => BINARY,
             other => {
-                let what = format!("must be `json`, `simplestring` or `binary`, found `{}`", other.escape_debug());
+                let what =
+                    format!("must be `json`, `simplestring` or `binary`, found `{}`", other.escape_debug());
                 return Err(bad(&format!("debezium.format.{part}"), what));
             }
         };

@@ -104,7 +104,10 @@ fn properties_and_debezium_server_are_read() {
         })
         .collect();
     let text = lines.join("\n");
-    assert_eq!(ConnectorConfig::parse(&text, &lookup).unwrap(), ConnectorConfig::parse(FLAT, &lookup).unwrap());
+    assert_eq!(
+        ConnectorConfig::parse(&text, &lookup).unwrap(),
+        ConnectorConfig::parse(FLAT, &lookup).unwrap()
+    );
 
     let config = ConnectorConfig::parse(SERVER, &lookup).unwrap();
     assert_eq!((config.schema.as_str(), config.table.as_str()), ("sales", "events"));
@@ -113,7 +116,10 @@ fn properties_and_debezium_server_are_read() {
     assert_eq!(config.value_converter, Some(Converter::String));
     assert_eq!(config.header_converter, Some(Converter::Json { schemas: false }));
     assert_eq!(config.bootstrap_servers.as_deref(), Some("kafka:9092"));
-    assert_eq!((config.slot.as_str(), config.publication.as_str(), config.port), ("debezium", "dbz_publication", 5_432));
+    assert_eq!(
+        (config.slot.as_str(), config.publication.as_str(), config.port),
+        ("debezium", "dbz_publication", 5_432)
+    );
 }
 
 #[test]
@@ -162,7 +168,11 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
         ("transforms.outbox.route.by", "x", "did you mean `route.by.field`?"),
         ("transforms.outbox.tracing.span.context.field", "x", "cannot be honoured"),
         ("table.include.list", "public.a,public.b", "one table"),
-        ("value.converter", "io.confluent.connect.avro.AvroConverter", "`value.converter` names the converter"),
+        (
+            "value.converter",
+            "io.confluent.connect.avro.AvroConverter",
+            "`value.converter` names the converter",
+        ),
         ("snapshot.mode", "custom", "`snapshot.mode` cannot be honoured"),
         ("skipped.operations", "c,u", "skips inserts"),
         ("exactly.once.support", "required", "at least once"),
@@ -177,9 +187,11 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
         let error = with(|config| drop(config.remove(key))).unwrap_err();
         assert!(error.message().contains(&format!("`{key}` is missing")), "{error}");
     }
-    for (key, value) in
-        [("time.precision.mode", "Adaptive"), ("skipped.operations", "u,d,t"), ("exactly.once.support", "requested")]
-    {
+    for (key, value) in [
+        ("time.precision.mode", "Adaptive"),
+        ("skipped.operations", "u,d,t"),
+        ("exactly.once.support", "requested"),
+    ] {
         with(|config| drop(config.insert(key.into(), value.into()))).unwrap();
     }
     assert!(ConnectorConfig::parse("{", &lookup).unwrap_err().message().contains("not JSON"));
@@ -187,7 +199,8 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
 
 #[test]
 fn properties_are_javas() {
-    let text = "! comment\n  a = 1\nb:2\nc 3\nd\\ e=f\\\n   g\nh=\\u0041\\uD83D\\uDE00\\tx\\\\\nempty=\nlone\n";
+    let text =
+        "! comment\n  a = 1\nb:2\nc 3\nd\\ e=f\\\n   g\nh=\\u0041\\uD83D\\uDE00\\tx\\\\\nempty=\nlone\n";
     let pairs = properties::parse(text).unwrap();
     let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     assert_eq!(
