@@ -132,11 +132,11 @@ start_connect() {
     local state=$local_dir/connect
     ! running connect || return 0
     port_is_free "$IVM_CONNECT_PORT" || die "port $IVM_CONNECT_PORT is in use; set IVM_CONNECT_PORT to another"
-    fetch_plugin
+    fetch_debezium
     mkdir -p "$state"
     {
         cat "$infra/debezium/connect.properties"
-        printf '%s\n' "bootstrap.servers=$IVM_KAFKA" "plugin.path=$plugins" \
+        printf '%s\n' "bootstrap.servers=$IVM_KAFKA" "plugin.path=$(dirname "$(debezium_jars)")" \
             "listeners=http://127.0.0.1:$IVM_CONNECT_PORT"
     } >"$state/connect.properties"
     # kafka-tools brings Connect along.
@@ -144,24 +144,6 @@ start_connect() {
         org.apache.kafka.connect.cli.ConnectDistributed "$state/connect.properties"
     until_up connect curl --silent --fail --output /dev/null "$(connect_url)"
     printf '%s\n' "$IVM_CONNECT_PORT" >"$state/port"
-}
-
-# As for Kafka itself: into a directory that gets its name when all is there.
-fetch_plugin() {
-    local version partial
-    version=$(sed -n '/debezium-connector/,/version/s:.*<version>\(.*\)</version>.*:\1:p' "$infra/debezium/pom.xml")
-    plugins=$cache/debezium-$version
-    [[ ! -d $plugins ]] || return 0
-    command -v mvn >/dev/null || apt_install maven
-    say "fetching Debezium $version with Maven (8 MB)"
-    mkdir -p "$cache"
-    partial=$(mktemp -d "$cache/debezium.XXXXXX")
-    mvn --batch-mode --quiet --file "$infra/debezium/pom.xml" -DincludeScope=runtime \
-        org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies \
-        -DoutputDirectory="$partial/postgres" -Dmaven.wagon.rto=60000 >"$cache/debezium.log" 2>&1 ||
-        die "Maven cannot fetch Debezium $version; $cache/debezium.log says why"
-    [[ -d $plugins ]] || mv "$partial" "$plugins" # somebody else may have been quicker
-    rm -rf "$partial"
 }
 
 connect_url() { printf 'http://127.0.0.1:%s/connectors%s\n' "$IVM_CONNECT_PORT" "${1:-}"; }

@@ -103,6 +103,12 @@ archive_classes() { # FILE
     return $made
 }
 
+# What the tests that compare with Debezium need, where they are wanted. Kafka does without.
+want_debezium() {
+    [[ ${AIRTIGHT_WITH_DEBEZIUM:-} == 1 || ${CI:-false} == true ]] || return 0
+    (fetch_debezium) || say "its tests will be skipped"
+}
+
 # --- running ----------------------------------------------------------------------------------------
 
 # One node has one replica of everything. The small buffers save 130 MB; the rest saves waiting.
@@ -154,8 +160,12 @@ launch() { # FORMAT_OPTIONS OPTIONS
 
 start() {
     local port controller attempt
-    if already_running; then return; fi
+    if already_running; then
+        want_debezium
+        return
+    fi
     install
+    want_debezium
     state_for_caller
     config=$state/server.properties
     for attempt in {1..3}; do
@@ -187,4 +197,6 @@ env() {
     printf 'export AIRTIGHT_TEST_KAFKA=%q\n' "127.0.0.1:$(recorded port)"
     # For tests that stop a server of their own.
     printf 'export AIRTIGHT_TEST_KAFKA_HOME=%q AIRTIGHT_TEST_JAVA=%q\n' "$home" "$(java)"
+    # For those that compare with Debezium.
+    [[ ! -d $(debezium_jars) ]] || printf 'export AIRTIGHT_TEST_DEBEZIUM=%q\n' "$(debezium_jars)"
 }

@@ -330,16 +330,21 @@ impl RegexRoute {
     /// The topic of one event.
     pub fn render<'a>(&'a self, event: &'a Event) -> Result<Cow<'a, str>> {
         let value = self.by.render(event)?;
-        if !self.whole.is_match(&value) {
-            return Ok(value);
+        Ok(self.replace(&value).map_or(value, Cow::Owned))
+    }
+
+    /// What the value of `route.by.field` becomes; none where it is the topic as it is.
+    pub(crate) fn replace(&self, value: &str) -> Option<String> {
+        if !self.whole.is_match(value) {
+            return None;
         }
         // Java's `replaceFirst` searches anew, so a regex that also matches less replaces less.
-        let Some(found) = self.first.captures(&value) else { return Ok(value) };
+        let found = self.first.captures(value)?;
         let matched = found.get_match();
         let mut topic = value[..matched.start()].to_owned();
         self.expand(&found, &mut topic);
         topic.push_str(&value[matched.end()..]);
-        Ok(topic.into())
+        Some(topic)
     }
 
     fn expand(&self, found: &Captures<'_>, out: &mut String) {

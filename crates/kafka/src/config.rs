@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Format, Result,
+    format::debezium::{Converter, Converters, DebeziumOptions},
     route::{RegexRoute, Route},
     settings::{Address, bad, boolean, duration, number, unknown},
 };
@@ -16,10 +17,14 @@ use crate::connection::{FIXED, KafkaConnection, refused};
 pub struct KafkaConfig {
     /// The cluster.
     pub connection: KafkaConnection,
-    /// The topic of each event (`{stream}`).
-    pub topic: Route,
+    /// The topic of each event; none is `{stream}` and, with [`Format::Debezium`], what `debezium.route.…` says.
+    pub topic: Option<Route>,
     /// What the message is ([`Format::Envelope`]).
     pub format: Format,
+    /// The options of Debezium's outbox event router, for [`Format::Debezium`].
+    pub debezium: DebeziumOptions,
+    /// How keys, values and headers are written, for [`Format::Debezium`].
+    pub converters: Converters,
     /// Writes a delete as a message without a value, which a compacted topic takes for the end of its key (true).
     pub tombstones: bool,
     /// Gives messages the time at which their event happened, not that at which they are sent (false).
@@ -39,14 +44,17 @@ pub struct KafkaConfig {
 }
 
 impl KafkaConfig {
-    /// The keys that [`KafkaConfig::set`] knows, those of the connection included; a key with a dot in it is a setting
-    /// of librdkafka.
+    /// The keys that [`KafkaConfig::set`] knows, those of the connection included; a key with a dot in it is an option of
+    /// Debezium's router, if it begins with `debezium.`, or a setting of librdkafka.
     pub const KEYS: &'static [&'static str] = &[
         "topic",
         "topic_by",
         "topic_regex",
         "topic_replacement",
         "format",
+        "key_converter",
+        "value_converter",
+        "header_converter",
         "tombstones",
         "event_time",
         "create",
@@ -75,8 +83,10 @@ impl KafkaConfig {
     pub fn with(connection: KafkaConnection) -> Self {
         Self {
             connection,
-            topic: Route::stream(),
+            topic: None,
             format: Format::default(),
+            debezium: DebeziumOptions::default(),
+            converters: Converters::default(),
             tombstones: true,
             event_time: false,
             create: false,
@@ -93,7 +103,7 @@ impl KafkaConfig {
         let address = Address::parse(url)?;
         let mut config = Self::with(KafkaConnection::from_address(&address)?);
         if let Some(topic) = address.path() {
-            config.topic = Route::template(&topic)?;
+            config.topic = Some(Route::template(&topic)?);
         }
         config.set_all(&address.query)?;
         Ok(config)
@@ -107,11 +117,11 @@ impl KafkaConfig {
             if of("topic").is_some() {
                 return Err(bad("topic", "and a topic regex are two ways to say where events go: keep one"));
             }
-            self.topic = Route::Regex(Box::new(RegexRoute::new(
+            self.topic = Some(Route::Regex(Box::new(RegexRoute::new(
                 by.unwrap_or("{aggregate_type}"),
                 regex.unwrap_or(RegexRoute::REGEX),
                 replacement.unwrap_or(RegexRoute::REPLACEMENT),
-            )?));
+            )?)));
         }
         for (key, value) in pairs {
             if !["topic_by", "topic_regex", "topic_replacement"].contains(&key.as_str()) {
@@ -121,14 +131,17 @@ impl KafkaConfig {
         Ok(())
     }
 
-    /// Sets one key, as in the query of a URL; a key with a dot in it is a setting of librdkafka.
+    /// Sets one key, as in the query of a URL; see [`KafkaConfig::KEYS`].
     pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
         match key {
-            "topic" => self.topic = Route::template(value)?,
+            "topic" => self.topic = Some(Route::template(value)?),
             "topic_by" | "topic_regex" | "topic_replacement" => {
                 return self.set_all(&[(key.to_owned(), value.to_owned())]);
             }
             "format" => self.format = Format::parse(value)?,
+            "key_converter" => self.converters.key = Converter::parse(key, value)?,
+            "value_converter" => self.converters.value = Converter::parse(key, value)?,
+            "header_converter" => self.converters.header = Converter::parse(key, value)?,
             "tombstones" => self.tombstones = boolean(key, value)?,
             "event_time" => self.event_time = boolean(key, value)?,
             "create" => self.create = boolean(key, value)?,
@@ -138,6 +151,9 @@ impl KafkaConfig {
             "timeout" => self.timeout = duration(key, value)?,
             "max_message_bytes" => self.max_message_bytes = number(key, value, 1_000)?,
             other => {
+                if let Some(option) = other.strip_prefix("debezium.") {
+                    return self.debezium.set(option, value).map_err(|error| error.context("debezium"));
+                }
                 if !self.connection.set(other, value)? {
                     return Err(unknown(other, Self::KEYS));
                 }
@@ -192,7 +208,8 @@ mod tests {
             "kafka+tls://me:s%3Acret@a:9092,b:9093/ivm.events.{aggregate_type}?format=event&sasl=scram-sha-512&create=true&create_partitions=6&compression=lz4&linger.ms=20",
         )
         .unwrap();
-        assert_eq!(config.topic.render(&sample_event(1, "k")).unwrap(), "ivm.events.Test");
+        let topic = config.topic.as_ref().unwrap();
+        assert_eq!(topic.render(&sample_event(1, "k")).unwrap(), "ivm.events.Test");
         assert_eq!((config.format, config.create, config.create_partitions), (Format::Event, true, Some(6)));
         let settings = config.producer_config(1_000_000).unwrap();
         for (key, value) in [
@@ -216,7 +233,7 @@ mod tests {
     fn debeziums_route_can_be_written_as_it_is() {
         let url = "kafka://h:1?topic_by={aggregate_type}&topic_replacement=ivm.events.${routedByValue}";
         let config = KafkaConfig::from_url(url).unwrap();
-        assert_eq!(config.topic.render(&sample_event(1, "k")).unwrap(), "ivm.events.Test");
+        assert_eq!(config.topic.unwrap().render(&sample_event(1, "k")).unwrap(), "ivm.events.Test");
     }
 
     #[test]
@@ -229,6 +246,8 @@ mod tests {
             ("kafka://h:1/{nope}", "unknown field `{nope}`"),
             ("kafka://h:1?topc=x", "`topc` is not a setting"),
             ("kafka://h:1?format=xml", "unknown format `xml`"),
+            ("kafka://h:1?value_converter=avro", "`value_converter` must be `simple` or `string`"),
+            ("kafka://h:1?debezium.route.by=x", "did you mean `route.by.field`?"),
             ("kafka://h:1?acks=1", "`acks` is not a setting"),
             ("kafka://h:1?enable.idempotence=false", "always `true`"),
             ("kafka://h:1?message.timeout.ms=5", "always `0`"),

@@ -8,7 +8,8 @@
 //! in that: a broker that knows nothing of a producer yet takes any number for its first. So of each key the first
 //! event is sent alone, and the others follow, all at once, when it is acknowledged: by then the broker of that
 //! partition knows the producer. Sequences are per partition, so where the next event of a key goes to another topic,
-//! it waits for all before it and is a first event again. Nothing is given up on by time ([`crate::config`]): when a
+//! it waits for all before it and is a first event again; so it is where `debezium` gives it
+//! another key or partition than the one before. Nothing is given up on by time ([`crate::config`]): when a
 //! call has waited too long, the whole producer goes.
 
 use std::{
@@ -19,7 +20,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Class, Delivery, Error, Event, Outcome, Preview, Result, Sink, keyed::by_key,
+    Capabilities, Class, Delivery, Error, Event, Format, Outcome, Preview, Result, Sink, keyed::by_key,
 };
 use async_trait::async_trait;
 use rdkafka::{error::RDKafkaErrorCode as Code, producer::BaseRecord};
@@ -28,7 +29,7 @@ use tokio::time::Instant;
 use crate::{
     client::{Client, Producer, Reports},
     config::KafkaConfig,
-    encode::{Encode, headers},
+    encode::Encode,
     errors::Fate,
 };
 
@@ -95,7 +96,8 @@ impl fmt::Debug for KafkaSink {
 #[async_trait]
 impl Sink for KafkaSink {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { prefix_per_key: true, concurrency: 4, ..Capabilities::default() }
+        let wants_rows = self.encode.format() == Format::Debezium;
+        Capabilities { prefix_per_key: true, concurrency: 4, wants_rows, ..Capabilities::default() }
     }
 
     async fn open(&self) -> Result<()> {
@@ -229,7 +231,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Sends what may follow an event that was acknowledged: those to the same topic, or one to another.
+    /// Sends what may follow an event that was acknowledged: those to the same partition, or one to another.
     fn send_on<'c>(
         &mut self,
         acknowledged: usize,
@@ -237,9 +239,10 @@ impl Call<'_> {
         flight: &mut Flight,
         behind: &mut HashMap<usize, &'c [usize]>,
     ) {
-        let topic = |at: usize| self.sink.encode.topic(&self.batch[at].event).ok();
-        let known = topic(acknowledged);
-        let same = rest.iter().take_while(|at| !self.one_by_one && topic(**at) == known).count();
+        let lane = |at: usize| self.sink.encode.lane(&self.batch[at].event);
+        let known = lane(acknowledged);
+        let may_follow = |at: &&usize| !self.one_by_one && known.is_some() && lane(**at) == known;
+        let same = rest.iter().take_while(may_follow).count();
         let (now, later) = rest.split_at(same.max(1).min(rest.len()));
         let is_sent = now.iter().all(|at| self.send(*at, flight));
         // The broker takes the last of them only after all others.
@@ -270,11 +273,11 @@ impl Call<'_> {
         let message = encode.message(&delivery.event)?;
         let record = BaseRecord {
             topic: &topic,
-            partition: None,
+            partition: message.partition,
             payload: message.body.as_deref(),
-            key: Some(delivery.event.aggregate_id.as_str()),
-            timestamp: encode.timestamp(delivery),
-            headers: Some(headers(&message)),
+            key: message.key.as_deref(),
+            timestamp: message.timestamp,
+            headers: Some(message.headers),
             delivery_opaque: (),
         };
         match flight.producer.send(record, &flight.reports, at) {
@@ -318,14 +321,26 @@ impl Call<'_> {
         }
         let mut suspects = Vec::new();
         for (at, code) in fallen {
-            let topic = self.sink.encode.topic(&self.batch[at].event)?;
-            match self.sink.client.fate(&topic, code) {
+            match self.fate(at, code)? {
                 Fate::Collateral => {}
                 Fate::Suspect(error) => suspects.push((at, error)),
                 Fate::Away(error) => return Err(error),
             }
         }
         self.question(suspects).await
+    }
+
+    /// What a code means for one event.
+    fn fate(&self, at: usize, code: Code) -> Result<Fate> {
+        let event = &self.batch[at].event;
+        let topic = self.sink.encode.topic(event)?;
+        match (code, self.sink.encode.partition(event)) {
+            (Code::UnknownPartition, Some(partition)) => Ok(Fate::Suspect(Error::permanent(
+                "no_partition",
+                format!("the event asks for partition {partition} of topic `{topic}`, which has no such one"),
+            ))),
+            _ => Ok(self.sink.client.fate(&topic, code)),
+        }
     }
 
     /// Sends suspects alone, the largest first, until the guilty one is found.
@@ -348,8 +363,7 @@ impl Call<'_> {
             self.collect(&mut flight, &mut HashMap::new()).await?;
             let Some((_, code)) = flight.fallen.first() else { continue };
             self.sink.client.discard(&flight.producer);
-            let topic = self.sink.encode.topic(&self.batch[at].event)?;
-            match self.sink.client.fate(&topic, *code) {
+            match self.fate(at, *code)? {
                 Fate::Suspect(_) => self.outcomes[at] = Some(Outcome::Failed(error)),
                 Fate::Collateral => {}
                 Fate::Away(error) => return Err(error),

@@ -14,6 +14,7 @@
 //! | `cloudevents-binary` | the payload | CloudEvents attributes |
 
 mod cloudevents;
+pub mod debezium;
 mod decode;
 mod headers;
 

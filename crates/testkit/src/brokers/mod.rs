@@ -2,6 +2,7 @@
 //!
 //! One file per broker says how that one is started; [`process`] is what they share.
 
+pub mod connect;
 pub mod kafka;
 pub mod nats;
 pub mod process;

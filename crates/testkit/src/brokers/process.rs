@@ -139,6 +139,11 @@ impl ServerProcess {
         String::from_utf8_lossy(&text[text.len().saturating_sub(4_000)..]).into_owned()
     }
 
+    /// All that it wrote.
+    pub fn log_text(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.log()).unwrap_or_default()).into_owned()
+    }
+
     fn log(&self) -> PathBuf {
         self.directory().join("server.log")
     }
