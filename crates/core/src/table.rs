@@ -177,6 +177,8 @@ pub enum PayloadKind {
     Json,
     /// Text that is meant to be JSON: checked row by row.
     JsonText,
+    /// Text of any kind: passed on as bytes, unread.
+    Text,
     /// Bytes.
     Bytes,
 }

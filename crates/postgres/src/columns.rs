@@ -297,6 +297,7 @@ impl EventColumns {
             PayloadKind::Json | PayloadKind::JsonText => {
                 (format!("{payload}::text"), optional(&self.spec.payload_bytes, "bytea"))
             }
+            PayloadKind::Text => ("NULL::text".into(), format!("convert_to({payload}::text, 'UTF8')")),
             PayloadKind::Bytes => ("NULL::text".into(), format!("{payload}::bytea")),
         };
         let occurred = [&self.spec.occurred_at, &self.spec.created_at].into_iter().flatten().next();

@@ -33,7 +33,7 @@ mod queue;
 mod schema;
 
 pub use self::{
-    cdc::{CdcOptions, Lsn, PgCdc},
+    cdc::{CdcOptions, Lsn, PgCdc, Snapshot},
     handlers::{Handled, HandlerError, PgHandlers},
     inbox::Inbox,
     log::PgLog,

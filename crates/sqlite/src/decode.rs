@@ -139,7 +139,7 @@ fn payload(row: &SqliteRow, sql: &Sql) -> Result<Payload> {
     }
     let Some(body) = bytes(row, 8) else { return Ok(Payload::None) };
     match sql.spec.payload_kind {
-        PayloadKind::Bytes => return Ok(Payload::Bytes(body.into())),
+        PayloadKind::Bytes | PayloadKind::Text => return Ok(Payload::Bytes(body.into())),
         // The canonical table's own constraint has seen to it.
         PayloadKind::Json if sql.canonical => {}
         PayloadKind::Json | PayloadKind::JsonText => {

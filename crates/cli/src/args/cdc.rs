@@ -20,8 +20,10 @@ pub(crate) struct WalArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SnapshotArg {
-    /// When the slot is new, rows that are not finished come first
+    /// At the first start, rows that are not finished come first
     Initial,
+    /// The same, but a slot that was there before is read on from where it stands
+    NewSlot,
     /// Only what is committed from the slot's place on
     Never,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use airtight::{
     Backoff, Order, Policy,
     log::{LogOptions, OnFailure, Start},
-    postgres::CdcOptions,
+    postgres::{CdcOptions, Snapshot},
     queue::QueueOptions,
 };
 
@@ -303,7 +303,11 @@ fn read_cdc(section: &Section<'_>, common: Common) -> Result<CdcOptions> {
         cdc.publication = value.name()?;
     }
     if let Some(value) = section.get("snapshot") {
-        cdc.snapshot = value.word(&[("initial", true), ("never", false)])?;
+        cdc.snapshot = value.word(&[
+            ("initial", Snapshot::Initial),
+            ("new_slot", Snapshot::NewSlot),
+            ("never", Snapshot::Never),
+        ])?;
     }
     if let Some(mark) = section.boolean("mark")? {
         cdc.mark = mark;

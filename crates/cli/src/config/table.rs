@@ -200,8 +200,12 @@ fn dedupe(value: &Value<'_>) -> Result<DedupeKey> {
 }
 
 fn payload_kind(table: &Section<'_>) -> Result<PayloadKind> {
-    let words =
-        [("json", PayloadKind::Json), ("json_text", PayloadKind::JsonText), ("bytes", PayloadKind::Bytes)];
+    let words = [
+        ("json", PayloadKind::Json),
+        ("json_text", PayloadKind::JsonText),
+        ("text", PayloadKind::Text),
+        ("bytes", PayloadKind::Bytes),
+    ];
     Ok(table.get("payload_kind").map(|value| value.word(&words)).transpose()?.unwrap_or(PayloadKind::Json))
 }
 

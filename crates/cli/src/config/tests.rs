@@ -291,7 +291,7 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             format!("{p}read = \"cdc\"\nsnapshot = \"always\"\n"),
-            "airtight.toml:4: pipelines.a.snapshot: unknown word `always`; allowed are `initial` and `never`",
+            "airtight.toml:4: pipelines.a.snapshot: unknown word `always`; allowed are `initial`, `new_slot` and `never`",
         ),
         (
             format!("{p}read = \"log\"\npartitions = 65\n"),

@@ -293,6 +293,7 @@ fn variants() -> Vec<(&'static str, TableSpec)> {
         ("JSON text", TableSpec { payload: "body".into(), payload_kind: PayloadKind::JsonText, ..base() }),
         ("JSON text, unchecked", TableSpec { payload: "body".into(), ..base() }),
         ("json", TableSpec { payload: "doc_json".into(), payload_bytes: column("raw"), ..base() }),
+        ("text", TableSpec { payload: "raw_text".into(), payload_kind: PayloadKind::Text, ..base() }),
         ("bytes", TableSpec { payload: "raw".into(), payload_kind: PayloadKind::Bytes, ..base() }),
         (
             "bytes in text",

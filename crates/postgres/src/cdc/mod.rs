@@ -82,8 +82,8 @@ pub struct CdcOptions {
     pub log: LogOptions,
     /// The publication; made if it is not there.
     pub publication: String,
-    /// Whether what is in the table already is delivered first. Off, a slot that was there before is simply read on.
-    pub snapshot: bool,
+    /// Whether what is in the table already is delivered first.
+    pub snapshot: Snapshot,
     /// Whether delivered rows get the table's word for it, where it has a status.
     pub mark: bool,
     /// The prefix of logical messages that are delivered, too; none for none.
@@ -96,6 +96,19 @@ pub struct CdcOptions {
     pub failover: bool,
     /// Where to replicate from, if not where the pool connects to: a pooler cannot replicate.
     pub url: Option<String>,
+}
+
+/// Whether what is in the table already is delivered before what is in the WAL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Snapshot {
+    /// At the reader's first start, also when the slot was there before: nothing is left out, some may come twice.
+    #[default]
+    Initial,
+    /// Only if the slot is new. One that was there before is read on from where it stands: somebody else has delivered
+    /// what is before that.
+    NewSlot,
+    /// Never: only what is committed from the slot's place on.
+    Never,
 }
 
 impl fmt::Debug for CdcOptions {
@@ -123,7 +136,7 @@ impl CdcOptions {
         Self {
             publication: name.clone(),
             log: LogOptions { group: CDC_GROUP, ..LogOptions::consumer(name) },
-            snapshot: true,
+            snapshot: Snapshot::Initial,
             mark: true,
             messages: Some("airtight".into()),
             buffer_bytes: 32 << 20,

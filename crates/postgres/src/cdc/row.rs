@@ -132,7 +132,7 @@ impl Mapping {
             // Beside a payload that is bytes itself, the queue does not look at it.
             payload_bytes: find
                 .optional(&spec.payload_bytes)
-                .filter(|_| spec.payload_kind != PayloadKind::Bytes),
+                .filter(|_| !matches!(spec.payload_kind, PayloadKind::Bytes | PayloadKind::Text)),
             headers: find.optional(&spec.headers),
             schema_version: find.optional(&spec.schema_version),
             max_attempts: find.optional(&spec.max_attempts),
@@ -278,6 +278,12 @@ impl Mapping {
         };
         let bytes = match self.payload_kind {
             PayloadKind::Bytes => Some(self.payload),
+            PayloadKind::Text => {
+                let Some(text) = value(values, self.payload) else { return Ok(Payload::None) };
+                let text = values::cast_bytes(self.columns[self.payload].type_oid, text)?;
+                fits(text.len())?;
+                return Ok(Payload::Bytes(text));
+            }
             PayloadKind::Json | PayloadKind::JsonText => {
                 if let Some(json) = value(values, self.payload) {
                     let json = values::cast_bytes(self.columns[self.payload].type_oid, json)?;

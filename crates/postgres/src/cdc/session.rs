@@ -15,7 +15,7 @@ use sqlx::AssertSqlSafe;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{
-    Lsn, Shared,
+    Lsn, Shared, Snapshot,
     feed::{Boundary, Feed, Raw},
     pgoutput::{self, Message, Relation},
     row::Mapping,
@@ -123,22 +123,28 @@ impl Session {
             shared.begin(Boundary { seq: stored.seq, lsn, time: 0 }, settled, true);
             return Ok(wire);
         }
+        let first = Boundary { seq: settled, lsn: Lsn(0), time: 0 };
+        let given = slot.is_some() && stored.phase == Phase::New;
+        let skip = match shared.options.snapshot {
+            Snapshot::Initial => false,
+            Snapshot::NewSlot => given,
+            Snapshot::Never => true,
+        };
         let (place, snapshot) = match slot {
             Some(slot) => {
                 slot::check_kind(&shared.outbox, self.name(), &slot).await?;
                 // What is acknowledged is never behind what was acknowledged.
                 (slot.confirmed.unwrap_or_default().max(stored.lsn.unwrap_or_default()), None)
             }
-            None => self.create(&mut wire).await?,
+            None => {
+                // Written down first: killed in between, this one must not be taken for a slot that was given.
+                self.enter(Phase::Snapshot, first, server).await?;
+                self.create(&mut wire).await?
+            }
         };
-        let first = Boundary { seq: settled, lsn: Lsn(0), time: 0 };
-        let skip = !shared.options.snapshot;
         let (phase, at) = if skip { (Phase::Streaming, place) } else { (Phase::Snapshot, place) };
         let boundary = Boundary { lsn: at, ..first };
-        if !state::enter(&shared.outbox, c, &self.member, self.epoch, phase, boundary, &server.system).await?
-        {
-            return Err(Error::retryable("fenced", "another relay has taken the reader over"));
-        }
+        self.enter(phase, boundary, server).await?;
         shared.begin(if skip { boundary } else { first }, settled, skip);
         shared.set_start(place);
         if !skip {
@@ -147,6 +153,15 @@ impl Session {
         // The old connection has held the snapshot until it was imported.
         wire.close().await;
         Wire::connect_for_replication(&shared.endpoint).await
+    }
+
+    async fn enter(&self, phase: Phase, at: Boundary, server: &Server) -> Result<()> {
+        let shared = &self.shared;
+        let c = shared.columns()?;
+        if state::enter(&shared.outbox, c, &self.member, self.epoch, phase, at, &server.system).await? {
+            return Ok(());
+        }
+        Err(Error::retryable("fenced", "another relay has taken the reader over"))
     }
 
     /// Waits until nobody holds the slot. This relay has the lease: a connection of ours that is still there belongs

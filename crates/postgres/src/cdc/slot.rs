@@ -315,6 +315,10 @@ pub(super) async fn check_gap(
         .await;
     }
     let Some(slot) = slot else {
+        // Killed before it was made.
+        if stored.phase == Phase::Snapshot && stored.lsn.is_none() {
+            return Ok(());
+        }
         return lost("slot_lost", format!("the slot `{name}` is gone, and with it everything after {at}"))
             .await;
     };

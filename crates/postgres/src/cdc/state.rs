@@ -149,7 +149,7 @@ pub(super) async fn enter(
     system: &str,
 ) -> Result<bool> {
     let sql = format!(
-        "UPDATE {slot} s SET phase = $5, lsn = $6::pg_lsn, seq = $7, system = $8, timeline = {TIMELINE}, moved_at = now(), \
+        "UPDATE {slot} s SET phase = $5, lsn = nullif($6::pg_lsn, '0/0'), seq = $7, system = $8, timeline = {TIMELINE}, moved_at = now(), \
            lsn_time = coalesce(s.lsn_time, now()) \
          FROM {partition} p WHERE s.outbox = $1 AND s.name = $2 AND p.outbox = $1 AND p.grp = $3 AND p.n = 0 \
            AND p.owner = $4 AND p.epoch = $9",

@@ -172,8 +172,8 @@ fn event_columns(sql: &Sql) -> Vec<(&'static str, String)> {
     };
     let body = raw(Some(&spec.payload));
     let (text, bytes) = match (spec.payload_kind, &spec.payload_bytes) {
-        (PayloadKind::Bytes, None) => ("NULL".into(), body),
-        (PayloadKind::Bytes, Some(second)) => {
+        (PayloadKind::Bytes | PayloadKind::Text, None) => ("NULL".into(), body),
+        (PayloadKind::Bytes | PayloadKind::Text, Some(second)) => {
             ("NULL".into(), format!("COALESCE(o.{}, {body})", quote(second)))
         }
         (_, second) => (body, raw(second.as_ref())),

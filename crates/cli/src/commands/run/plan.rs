@@ -5,6 +5,7 @@ use std::time::Duration;
 use airtight::{
     Order, Policy,
     log::{OnFailure, Start},
+    postgres::Snapshot,
 };
 
 use crate::{
@@ -147,7 +148,11 @@ fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
             if let Some(publication) = &args.wal.publication {
                 cdc.publication.clone_from(publication);
             }
-            cdc.snapshot = args.wal.snapshot != Some(SnapshotArg::Never);
+            cdc.snapshot = match args.wal.snapshot {
+                Some(SnapshotArg::Initial) | None => Snapshot::Initial,
+                Some(SnapshotArg::NewSlot) => Snapshot::NewSlot,
+                Some(SnapshotArg::Never) => Snapshot::Never,
+            };
             Ok(Reading::Cdc(Box::new(cdc)))
         }
         ReadWord::Queue => {
