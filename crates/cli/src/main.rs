@@ -6,12 +6,14 @@
 //! | `config/` | what to run, validated, from a file or from arguments; nothing there connects |
 //! | `wiring` | from addresses to stores and sinks; the only file that knows which backends exist |
 //! | `commands/` | one file a command |
+//! | `debezium` | a connector's file as a pipeline, and back |
 //! | `demo/` | `airtight demo` |
 //! | `output`, `errors`, `logging`, `progress`, `signals` | tables and JSON, exit codes, log lines, bars, Ctrl-C |
 
 mod args;
 mod commands;
 mod config;
+mod debezium;
 mod demo;
 mod errors;
 mod logging;
@@ -89,6 +91,7 @@ async fn dispatch(cli: Cli) -> Outcome {
             CdcCommand::Recover(args) => commands::cdc::recover(&args).await,
             CdcCommand::Remove(args) => commands::cdc::remove(&args).await,
         },
+        Command::DebeziumConfig(args) => commands::debezium_config::run(&args).await,
         Command::Tail(args) => commands::tail::run(&args).await,
         Command::Prune(args) => commands::prune::run(&args).await,
         Command::Completions(args) => commands::completions::run(&args),

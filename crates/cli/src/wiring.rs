@@ -6,6 +6,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use airtight::{
     Capabilities, Error, Sink, Source,
     admin::{Admin, Finding},
+    format::debezium::connector::ConnectorConfig,
     kafka::{KafkaConfig, KafkaSink},
     log::LogAdmin,
     nats::{NatsConfig, NatsSink},
@@ -16,7 +17,7 @@ use airtight::{
     table::Shape,
     webhook::{WebhookConfig, WebhookSink},
 };
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
 use crate::{
     args::DatabaseArgs,
@@ -24,6 +25,7 @@ use crate::{
         Config, Database, Pipeline, Reading,
         urls::{Broker, BrokerKind, DatabaseUrl, SinkTarget, Webhook},
     },
+    debezium,
     errors::{Failure, Outcome},
     null_sink::NullSink,
 };
@@ -39,6 +41,8 @@ pub(crate) use airtight::sqlite::SqliteOutbox;
 pub(crate) struct Target {
     pub(crate) url: DatabaseUrl,
     pub(crate) database: Database,
+    /// The connector whose table it is, for those who come from Debezium.
+    pub(crate) connector: Option<Arc<ConnectorConfig>>,
 }
 
 impl Target {
@@ -65,7 +69,7 @@ impl Target {
         if matches!(url, DatabaseUrl::Sqlite(_)) {
             refuse_for_sqlite(&database)?;
         }
-        Ok(Self { url, database })
+        Ok(Self { url, database, connector: None })
     }
 
     /// Whether `migrate` is to make the outbox notify.
@@ -134,9 +138,27 @@ impl Target {
             }
             DatabaseUrl::Postgres(url) => {
                 reach(url.reveal(), &self.url).await?;
-                Ok(Store::Postgres(PgOutbox::connect(url.reveal(), self.pg_options()).await?))
+                let mut options = self.pg_options();
+                let Some(connector) = &self.connector else {
+                    return Ok(Store::Postgres(PgOutbox::connect(url.reveal(), options).await?));
+                };
+                options.spec = Some(debezium::spec(url.reveal(), connector).await?);
+                let outbox = PgOutbox::connect(url.reveal(), options).await?;
+                // Debezium keeps its positions elsewhere; these are ours, and nobody was asked to make them.
+                for line in outbox.migrate().await? {
+                    tracing::info!("{line}");
+                }
+                Ok(Store::Postgres(outbox))
             }
         }
+    }
+
+    /// The name of the database, where it has one.
+    pub(crate) fn database_name(&self) -> Outcome<String> {
+        let DatabaseUrl::Postgres(url) = &self.url else { return Ok(String::new()) };
+        let options: PgConnectOptions =
+            url.reveal().parse().map_err(|error| Failure::usage(format!("the database's URL: {error}")))?;
+        Ok(options.get_database().unwrap_or_else(|| options.get_username()).to_owned())
     }
 
     /// The SQL that `migrate` would run.
@@ -253,7 +275,7 @@ impl Store {
             (Self::Postgres(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
             (Self::Postgres(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
             (Self::Postgres(outbox), Reading::Cdc(cdc)) => {
-                let mut options = named(outbox, &pipeline.name, cdc);
+                let mut options = named(&database_of(outbox), &pipeline.name, cdc);
                 options.keep_row = caps.wants_rows;
                 Arc::new(outbox.cdc(options)?)
             }
@@ -264,7 +286,7 @@ impl Store {
     pub(crate) async fn check_cdc(&self, name: &str, cdc: &CdcOptions) -> Result<Vec<Finding>, Error> {
         match self {
             Self::Sqlite(_) => Err(no_wal()),
-            Self::Postgres(outbox) => outbox.check_cdc(&named(outbox, name, cdc)).await,
+            Self::Postgres(outbox) => outbox.check_cdc(&named(&database_of(outbox), name, cdc)).await,
         }
     }
 
@@ -315,11 +337,9 @@ fn no_wal() -> Error {
 
 /// With names for what the config leaves out. Slots are shared by all databases of a server, so the database's name
 /// is part of them.
-fn named(outbox: &PgOutbox, pipeline: &str, cdc: &CdcOptions) -> CdcOptions {
+pub(crate) fn named(database: &str, pipeline: &str, cdc: &CdcOptions) -> CdcOptions {
     let mut options = cdc.clone();
     if options.log.consumer.is_empty() {
-        let connect = outbox.pool().connect_options();
-        let database = connect.get_database().unwrap_or_else(|| connect.get_username());
         let pipeline = if pipeline == "default" { String::new() } else { format!("_{pipeline}") };
         let name = format!("airtight_{database}{pipeline}").to_lowercase();
         let fit = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
@@ -329,6 +349,11 @@ fn named(outbox: &PgOutbox, pipeline: &str, cdc: &CdcOptions) -> CdcOptions {
         options.publication.clone_from(&options.log.consumer);
     }
     options
+}
+
+fn database_of(outbox: &PgOutbox) -> String {
+    let options = outbox.pool().connect_options();
+    options.get_database().unwrap_or_else(|| options.get_username()).to_owned()
 }
 
 /// Makes a sink; connects to nothing yet.

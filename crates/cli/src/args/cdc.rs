@@ -82,3 +82,21 @@ pub(crate) struct CdcRemoveArgs {
     #[command(flatten)]
     pub(crate) one: OneReader,
 }
+
+/// Print the connector's file with which Debezium would do what a pipeline does
+///
+/// For a pipeline of a config that reads `cdc` and writes `format = "debezium"` to Kafka. Stop the relay, let Debezium
+/// read the same slot, and it goes on where the relay stopped.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  airtight debezium-config -c airtight.toml\n  \
+        airtight debezium-config -c airtight.toml orders --password > connector.json")]
+pub(crate) struct DebeziumConfigArgs {
+    /// The pipeline; may be left out where there is only one
+    #[arg(value_name = "PIPELINE")]
+    pub(crate) pipeline: Option<String>,
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    /// Write the database's password into it
+    #[arg(long)]
+    pub(crate) password: bool,
+}

@@ -9,7 +9,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::{
-    cdc::{CdcCommand, CdcListArgs, CdcRecoverArgs, CdcRemoveArgs, OneReader, SnapshotArg, WalArgs},
+    cdc::{
+        CdcCommand, CdcListArgs, CdcRecoverArgs, CdcRemoveArgs, DebeziumConfigArgs, OneReader, SnapshotArg,
+        WalArgs,
+    },
     log::{
         ConsumerArg, ConsumerShowArgs, ConsumersCommand, ConsumersListArgs, FollowArgs, LagArgs,
         OnFailureArg, OneConsumer, ParkedArgs, RemoveArgs, SeekArgs, StartArg,
@@ -70,6 +73,7 @@ pub(crate) enum Command {
     /// List, recover and remove readers of PostgreSQL's WAL
     #[command(subcommand)]
     Cdc(CdcCommand),
+    DebeziumConfig(DebeziumConfigArgs),
     Tail(TailArgs),
     Prune(PruneArgs),
     Completions(CompletionsArgs),
@@ -203,7 +207,8 @@ pub(crate) struct CheckArgs {
         airtight run --from postgres://app@db/shop --stream shop.orders --to https://example.org/hook\n  \
         airtight run --from postgres://app@db/shop --to 'kafka://broker:9092/shop.{aggregate_type}?format=raw'\n  \
         airtight run --from postgres://app@db/shop --read log --consumer billing --to https://example.org/hook\n  \
-        airtight run --from postgres://app@db/shop --read cdc --to 'kafka://broker:9092/shop.{aggregate_type}'")]
+        airtight run --from postgres://app@db/shop --read cdc --to 'kafka://broker:9092/shop.{aggregate_type}'\n  \
+        airtight run --debezium connector.json --worker connect.properties")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
@@ -211,8 +216,15 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "URL", conflicts_with = "url")]
     pub(crate) from: Option<String>,
     /// Where events go; see below
-    #[arg(long, value_name = "URL", required_unless_present = "config", conflicts_with = "config")]
+    #[arg(long, value_name = "URL", required_unless_present_any = ["config", "debezium"], conflicts_with = "config")]
     pub(crate) to: Option<String>,
+    /// Do what this connector's file says: JSON as for Kafka Connect's API, or properties. --to says where
+    /// Kafka is, where neither this file nor --worker does
+    #[arg(long, value_name = "FILE", help_heading = "Instead of Debezium", conflicts_with_all = ["config", "from", "url", "read", "table"])]
+    pub(crate) debezium: Option<PathBuf>,
+    /// The properties of the Connect worker that it ran on, for what the connector's file leaves to it
+    #[arg(long, value_name = "FILE", help_heading = "Instead of Debezium", requires = "debezium")]
+    pub(crate) worker: Option<PathBuf>,
     /// How to read the outbox: `queue`, `log` with --consumer, or `cdc` (PostgreSQL's WAL)
     #[arg(long, value_name = "WORD", default_value = "queue", conflicts_with = "config")]
     pub(crate) read: String,

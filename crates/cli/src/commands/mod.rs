@@ -6,6 +6,7 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod consumers;
 pub(crate) mod dead;
+pub(crate) mod debezium_config;
 pub(crate) mod events;
 pub(crate) mod migrate;
 mod ndjson;

@@ -1,6 +1,6 @@
 //! What to run: from a config, or from the command line.
 
-use std::time::Duration;
+use std::{path::Path, sync::Arc, time::Duration};
 
 use airtight::{
     Order, Policy,
@@ -11,10 +11,11 @@ use airtight::{
 use crate::{
     args::{OnDead, OnFailureArg, OrderArg, RunArgs, SnapshotArg, StartArg},
     config::{
-        Common, Config, Pipeline, ReadWord, Reading, Retention, check_slot, parse_keep, read_source,
-        set_batch,
+        Common, Config, Database, Pipeline, ReadWord, Reading, Retention, check_slot, parse_keep,
+        read_source, set_batch,
         urls::{Secret, SinkTarget},
     },
+    debezium,
     errors::{Failure, Outcome},
     wiring::Target,
 };
@@ -27,6 +28,9 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(args: &RunArgs) -> Outcome<Self> {
+        if let Some(file) = &args.debezium {
+            return Self::of_connector(args, file);
+        }
         let config = args.database.config.as_deref().map(Config::load).transpose()?;
         let mut database = args.database.clone();
         database.url = args.from.clone().or(database.url);
@@ -54,6 +58,16 @@ impl Plan {
             }
         }
         Ok(Self { target, pipelines, retention })
+    }
+
+    /// What a connector of Debezium's does.
+    fn of_connector(args: &RunArgs, file: &Path) -> Outcome<Self> {
+        let read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
+        let database = Database { schema: args.database.schema.clone(), ..Database::default() };
+        let target = Target { url: read.url, database, connector: Some(Arc::new(read.connector)) };
+        // Debezium removes nothing.
+        let retention = Retention { done: None, log: None, ..Retention::default() };
+        Ok(Self { target, pipelines: vec![read.pipeline], retention })
     }
 
     pub(super) fn writes_to_stdout(&self) -> bool {

@@ -1,0 +1,285 @@
+//! Coming from Debezium, and going back: a connector's file as a pipeline, and a pipeline as a connector's file.
+
+use std::path::Path;
+
+use airtight::{
+    Error, Format, Policy,
+    format::debezium::{Converters, connector::ConnectorConfig},
+    kafka::KafkaConfig,
+    log::LogOptions,
+    postgres::{CdcOptions, Snapshot},
+    table::{Field, PayloadKind, TableSpec},
+};
+use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+
+use crate::{
+    config::{
+        Pipeline, Reading,
+        urls::{Broker, BrokerKind, DatabaseUrl, Secret, SinkTarget},
+    },
+    errors::{Failure, Outcome},
+};
+
+/// What a connector's file means here.
+#[derive(Debug)]
+pub(crate) struct Drop {
+    pub(crate) url: DatabaseUrl,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) connector: ConnectorConfig,
+}
+
+/// Reads the file, and the worker's where that is given.
+pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outcome<Drop> {
+    let text = |path: &Path| {
+        std::fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
+    };
+    let in_file = |path: &Path, error: Error| Failure::usage(format!("{}: {error}", path.display()));
+    let lookup = |name: &str| std::env::var(name.strip_prefix("env:").unwrap_or(name)).ok();
+    let mut connector =
+        ConnectorConfig::parse(&text(file)?, &lookup).map_err(|error| in_file(file, error))?;
+    if let Some(path) = worker {
+        connector.set_worker(&text(path)?, &lookup).map_err(|error| in_file(path, error))?;
+    }
+    if connector.plugin != "pgoutput" {
+        return Err(Failure::usage(format!(
+            "{}: `plugin.name` is `{}`, and a slot of that kind cannot be read on: airtight reads `pgoutput`. Let \
+             Debezium deliver what is left, drop its slot, and set `plugin.name` to `pgoutput`",
+            file.display(),
+            connector.plugin
+        )));
+    }
+    for (key, value) in &connector.ignored {
+        tracing::info!(key, value, "means nothing here and is ignored");
+    }
+    let converters = converters(&connector, file)?;
+    let sink = sink(&connector, converters, to, file)?;
+    let read = Reading::Cdc(Box::new(CdcOptions {
+        publication: connector.publication.clone(),
+        snapshot: match connector.snapshot_mode.as_str() {
+            "never" | "no_data" | "schema_only" => Snapshot::Never,
+            // A slot that Debezium has read is read on; its own positions are behind that.
+            _ => Snapshot::NewSlot,
+        },
+        messages: None,
+        log: LogOptions { consumer: connector.slot.clone(), ..CdcOptions::slot("").log },
+        ..CdcOptions::slot(connector.slot.clone())
+    }));
+    let name = connector.name.clone().unwrap_or_else(|| "debezium".into());
+    let pipeline = Pipeline::new(name, read, Policy::default(), sink);
+    Ok(Drop { url: url(&connector), pipeline, connector })
+}
+
+fn url(connector: &ConnectorConfig) -> DatabaseUrl {
+    let encode = |text: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+        text.bytes()
+            .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+            .collect::<String>()
+    };
+    let password = connector.password.as_ref().map(|text| format!(":{}", encode(text))).unwrap_or_default();
+    DatabaseUrl::Postgres(Secret::new(format!(
+        "postgres://{}{password}@{}:{}/{}?sslmode={}",
+        encode(&connector.user),
+        connector.host,
+        connector.port,
+        encode(&connector.dbname),
+        encode(&connector.sslmode)
+    )))
+}
+
+/// Connect has no default for keys and values: either file must say.
+fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
+    let needed = |converter: Option<_>, part: &str| {
+        converter.ok_or_else(|| {
+            Failure::usage(format!(
+                "{}: `{part}.converter` is the worker's: give its properties with --worker FILE, or add the key",
+                file.display()
+            ))
+        })
+    };
+    Ok(Converters {
+        key: needed(connector.key_converter, "key")?,
+        value: needed(connector.value_converter, "value")?,
+        header: connector.header_converter.unwrap_or(Converters::default().header),
+    })
+}
+
+fn sink(
+    connector: &ConnectorConfig,
+    converters: Converters,
+    to: Option<&str>,
+    file: &Path,
+) -> Outcome<SinkTarget> {
+    let to = match (to, &connector.bootstrap_servers) {
+        (Some(to), _) => to.to_owned(),
+        (None, Some(servers)) => format!("kafka://{servers}"),
+        (None, None) => {
+            return Err(Failure::usage(format!(
+                "{} does not say where Kafka is: give --to kafka://HOST:PORT, or the worker's properties with --worker FILE",
+                file.display()
+            )));
+        }
+    };
+    let target = SinkTarget::parse(&to).map_err(|message| Failure::usage(format!("--to: {message}")))?;
+    let SinkTarget::Broker(Broker { kind: BrokerKind::Kafka, url, settings: given }) = target else {
+        return Err(Failure::usage("--debezium delivers to Kafka, as Debezium does: --to kafka://HOST:PORT"));
+    };
+    let mut settings: Vec<(String, String)> = vec![
+        ("format".into(), Format::Debezium.as_str().into()),
+        ("key_converter".into(), converters.key.as_str().into()),
+        ("value_converter".into(), converters.value.as_str().into()),
+        ("header_converter".into(), converters.header.as_str().into()),
+        // As Connect does, where the cluster lets it.
+        ("create".into(), "true".into()),
+    ];
+    settings
+        .extend(connector.router.pairs().into_iter().map(|(key, value)| (format!("debezium.{key}"), value)));
+    let settings = settings.into_iter().map(|(key, value)| (key, Secret::new(value))).chain(given).collect();
+    Ok(SinkTarget::Broker(Broker { kind: BrokerKind::Kafka, url, settings }))
+}
+
+/// The meaning of the table's columns, by the router's options and the types that the database has.
+pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<TableSpec, Error> {
+    let failed = |error: sqlx::Error| {
+        Error::retryable("unreachable", format!("reading the outbox's columns: {error}"))
+    };
+    let mut conn = PgConnection::connect(url).await.map_err(failed)?;
+    let columns: Vec<(String, String)> = sqlx::query_as(
+        "SELECT a.attname::text, t.typname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
+         JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_type b ON b.oid = a.atttypid \
+         JOIN pg_type t ON t.oid = CASE b.typtype WHEN 'd' THEN b.typbasetype ELSE b.oid END \
+         WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped",
+    )
+    .bind(&connector.schema)
+    .bind(&connector.table)
+    .fetch_all(&mut conn)
+    .await
+    .map_err(failed)?;
+    // A connection that is done with needs no farewell to be so.
+    let _ = conn.close().await;
+    let table = format!("{}.{}", connector.schema, connector.table);
+    if columns.is_empty() {
+        return Err(Error::permanent(
+            "no_table",
+            format!("there is no table {table} (`table.include.list`)"),
+        ));
+    }
+    let type_of =
+        |name: &str| columns.iter().find(|(column, _)| column == name).map(|(_, kind)| kind.as_str());
+    let router = &connector.router;
+    for (option, column) in [
+        ("table.field.event.id", &router.event_id),
+        ("table.field.event.key", &router.event_key),
+        ("table.field.event.payload", &router.event_payload),
+        ("route.by.field", &router.route_by),
+    ] {
+        if type_of(column).is_none() {
+            let message = format!("{table} has no column `{column}`, which `{option}` names");
+            return Err(Error::permanent("bad_column", message));
+        }
+    }
+    let is_time = |column: &&String| matches!(type_of(column), Some("timestamp" | "timestamptz"));
+    let routed = Field::FirstOf(vec![router.route_by.clone()]);
+    Ok(TableSpec {
+        identity: router.event_id.clone(),
+        id: router.event_id.clone(),
+        seq: None,
+        created_at: None,
+        stream: routed.clone(),
+        event_type: match type_of(&router.event_type) {
+            Some(_) => Field::FirstOf(vec![router.event_type.clone(), router.route_by.clone()]),
+            None => Field::Constant("event".into()),
+        },
+        aggregate_type: routed,
+        // Debezium writes a message without a key where there is none; such events are ordered by nothing.
+        aggregate_id: Field::FirstOf(vec![router.event_key.clone(), router.event_id.clone()]),
+        op: None,
+        payload: router.event_payload.clone(),
+        payload_kind: match type_of(&router.event_payload) {
+            Some("json" | "jsonb") => PayloadKind::Json,
+            Some("bytea") => PayloadKind::Bytes,
+            _ => PayloadKind::Text,
+        },
+        payload_bytes: None,
+        headers: None,
+        occurred_at: router.event_timestamp.as_ref().filter(is_time).cloned(),
+        schema_version: None,
+        max_attempts: None,
+        ..TableSpec::canonical_log(Some(&connector.schema), &connector.table)
+    })
+}
+
+/// A pipeline as a connector's file. `password` says whether it is written there.
+pub(crate) fn connector(
+    url: &DatabaseUrl,
+    table: &TableSpec,
+    pipeline: &Pipeline,
+    slot: &CdcOptions,
+    password: bool,
+) -> Outcome<String> {
+    let refuse = |what: &str| Err(Failure::failed(format!("pipeline `{}` {what}", pipeline.name)));
+    let DatabaseUrl::Postgres(url) = url else { return refuse("reads SQLite, which Debezium does not") };
+    let SinkTarget::Broker(Broker { kind: BrokerKind::Kafka, url: to, settings }) = &pipeline.sink else {
+        return refuse("does not deliver to Kafka, as Kafka Connect does");
+    };
+    let settings: Vec<(String, String)> =
+        settings.iter().map(|(key, value)| (key.clone(), value.reveal().to_owned())).collect();
+    let kafka = KafkaConfig::from_url(to.reveal())
+        .and_then(|mut config| config.set_all(&settings).map(|()| config))?;
+    if kafka.format != Format::Debezium {
+        return refuse("does not write `format = \"debezium\"`: Debezium would write something else");
+    }
+    if kafka.topic.is_some() {
+        return refuse(
+            "has a `topic` of its own, and Debezium's is made by `debezium.route.topic.replacement`",
+        );
+    }
+    let options: PgConnectOptions =
+        url.reveal().parse().map_err(|error| Failure::usage(format!("the database's URL: {error}")))?;
+    let address = airtight::settings::Address::parse(url.reveal())?;
+    let mut router = kafka.debezium.clone();
+    let name = |field: &Field| field.columns().first().cloned();
+    router.event_id.clone_from(&table.id);
+    router.event_payload.clone_from(&table.payload);
+    if let Some(column) = name(&table.aggregate_id) {
+        router.event_key = column;
+    }
+    if let Some(column) = name(&table.event_type) {
+        router.event_type = column;
+    }
+    if router.route_by == "aggregatetype"
+        && let Some(column) = name(&table.aggregate_type)
+    {
+        router.route_by = column;
+    }
+    let schema = table.schema.clone().unwrap_or_else(|| "public".into());
+    router.table = Some(format!("{schema}.{}", table.table));
+    let connector = ConnectorConfig {
+        name: Some(pipeline.name.clone()),
+        host: options.get_host().to_owned(),
+        port: options.get_port(),
+        user: options.get_username().to_owned(),
+        password: address.password.filter(|_| password),
+        dbname: options.get_database().unwrap_or_default().to_owned(),
+        sslmode: address
+            .query
+            .iter()
+            .find(|(key, _)| key == "sslmode")
+            .map_or("prefer".into(), |(_, mode)| mode.clone()),
+        slot: slot.log.consumer.clone(),
+        publication: slot.publication.clone(),
+        plugin: "pgoutput".into(),
+        schema,
+        table: table.table.clone(),
+        // What is before the slot's place was delivered.
+        snapshot_mode: "no_data".into(),
+        router,
+        key_converter: Some(kafka.converters.key),
+        value_converter: Some(kafka.converters.value),
+        header_converter: Some(kafka.converters.header),
+        bootstrap_servers: None,
+        ignored: Vec::new(),
+    };
+    Ok(connector.to_json())
+}
