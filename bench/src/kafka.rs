@@ -24,9 +24,9 @@ use rdkafka::{
 
 use crate::{idle::cpu_seconds, sample};
 
-const PARTITIONS: i32 = 6;
+pub(crate) const PARTITIONS: i32 = 6;
 
-fn brokers() -> String {
+pub(crate) fn brokers() -> String {
     ledger::variable("AIRTIGHT_TEST_KAFKA").unwrap_or_else(|| {
         eprintln!("no Kafka: run `bench/run`, which starts one");
         std::process::exit(1);
@@ -159,7 +159,7 @@ fn sampled() -> Event {
 }
 
 /// When each event began its way, by id.
-type Begun = Arc<Mutex<HashMap<String, Instant>>>;
+pub(crate) type Begun = Arc<Mutex<HashMap<String, Instant>>>;
 
 pub(crate) async fn latency(db: &TestDb, rate: u32, seconds: u64) {
     let total = usize::try_from(u64::from(rate) * seconds).expect("few");
@@ -177,7 +177,7 @@ pub(crate) async fn latency(db: &TestDb, rate: u32, seconds: u64) {
     let sink = sink(&topic);
     sink.open().await.expect("Kafka answers");
     let begun = Begun::default();
-    let consumer = tokio::spawn(consume(topic, begun.clone(), total));
+    let reader = tokio::spawn(consume(consumer(&topic), begun.clone(), total));
     let stop = CancellationToken::new();
     let relay = tokio::spawn(Relay::new(outbox.queue(QueueOptions::default()), sink).run(stop.clone()));
     paced(rate, total, async |n| {
@@ -186,7 +186,7 @@ pub(crate) async fn latency(db: &TestDb, rate: u32, seconds: u64) {
         begun.lock().expect("not poisoned").insert(published.id, Instant::now());
     })
     .await;
-    let through = consumer.await.expect("the consumer");
+    let through = reader.await.expect("the consumer");
     stop.cancel();
     relay.await.expect("the relay").expect("the relay");
     println!("commit to Kafka's consumer at {rate} events/s, NOTIFY on: {through}");
@@ -197,9 +197,9 @@ pub(crate) async fn latency(db: &TestDb, rate: u32, seconds: u64) {
     );
 }
 
-struct Quantiles {
-    median: f64,
-    p99: f64,
+pub(crate) struct Quantiles {
+    pub(crate) median: f64,
+    pub(crate) p99: f64,
 }
 
 impl std::fmt::Display for Quantiles {
@@ -223,7 +223,7 @@ async fn bare_latency(rate: u32, total: usize) -> Quantiles {
     let topic = unique("bare");
     sink(&topic).open().await.expect("Kafka answers");
     let begun = Begun::default();
-    let consumer = tokio::spawn(consume(topic.clone(), begun.clone(), total));
+    let reader = tokio::spawn(consume(consumer(&topic), begun.clone(), total));
     let producer: ThreadedProducer<Silent> =
         producer_config().create_with_context(Silent).expect("a producer");
     paced(rate, total, async |n| {
@@ -234,10 +234,10 @@ async fn bare_latency(rate: u32, total: usize) -> Quantiles {
         producer.send(record).map_err(|(error, _)| error).expect("sending");
     })
     .await;
-    consumer.await.expect("the consumer")
+    reader.await.expect("the consumer")
 }
 
-async fn paced(rate: u32, total: usize, mut work: impl AsyncFnMut(usize)) {
+pub(crate) async fn paced(rate: u32, total: usize, mut work: impl AsyncFnMut(usize)) {
     let mut tick = tokio::time::interval(Duration::from_secs(1) / rate);
     for n in 0..total {
         tick.tick().await;
@@ -245,16 +245,34 @@ async fn paced(rate: u32, total: usize, mut work: impl AsyncFnMut(usize)) {
     }
 }
 
-/// Reads so many messages, and tells how long they took.
-async fn consume(topic: String, begun: Begun, total: usize) -> Quantiles {
+/// A consumer of everything that a topic has.
+pub(crate) fn consumer(topic: &str) -> StreamConsumer {
+    follow(topic, Offset::Beginning)
+}
+
+/// A consumer of everything that comes from now on.
+pub(crate) async fn consumer_from_now(topic: &str) -> StreamConsumer {
+    let consumer = follow(topic, Offset::End);
+    // Where the end is, it finds out while it is asked for messages; there are none.
+    let early = tokio::time::timeout(Duration::from_secs(3), consumer.recv()).await;
+    assert!(early.is_err(), "something still comes");
+    consumer
+}
+
+fn follow(topic: &str, from: Offset) -> StreamConsumer {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", brokers()).set("group.id", &topic).set("enable.auto.commit", "false");
+    config.set("bootstrap.servers", brokers()).set("group.id", topic).set("enable.auto.commit", "false");
     let consumer: StreamConsumer = config.create().expect("a consumer");
     let mut assignment = TopicPartitionList::new();
     for partition in 0..PARTITIONS {
-        assignment.add_partition_offset(&topic, partition, Offset::Beginning).expect("a partition");
+        assignment.add_partition_offset(topic, partition, from).expect("a partition");
     }
     consumer.assign(&assignment).expect("assigning");
+    consumer
+}
+
+/// Reads so many messages, and tells how long they took.
+pub(crate) async fn consume(consumer: StreamConsumer, begun: Begun, total: usize) -> Quantiles {
     let mut taken = Vec::with_capacity(total);
     while taken.len() < total {
         let message = consumer.recv().await.expect("a message");

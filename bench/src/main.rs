@@ -2,6 +2,7 @@
 //!
 //! `bench/run` starts a PostgreSQL and runs all of them; `docs/performance.md` holds the figures.
 
+mod cdc;
 mod claim;
 mod drain;
 mod idle;
@@ -65,6 +66,21 @@ enum Bench {
         #[arg(long, default_value_t = 20)]
         seconds: u64,
     },
+    /// From the WAL to Kafka, beside Debezium on the same backlog.
+    Cdc {
+        /// The binary.
+        #[arg(long)]
+        binary: std::path::PathBuf,
+        /// How many events.
+        #[arg(long, default_value_t = 200_000)]
+        events: usize,
+        /// Events a second, for the latency.
+        #[arg(long, default_value_t = 500)]
+        rate: u32,
+        /// For how long.
+        #[arg(long, default_value_t = 20)]
+        seconds: u64,
+    },
     /// Publishing into and draining an SQLite file.
     Sqlite {
         /// How many events.
@@ -99,6 +115,7 @@ async fn main() {
         Bench::Latency { rate, seconds } => latency::run(&db, rate, seconds).await,
         Bench::Kafka { events } => kafka::throughput(&db, events).await,
         Bench::KafkaLatency { rate, seconds } => kafka::latency(&db, rate, seconds).await,
+        Bench::Cdc { binary, events, rate, seconds } => cdc::run(&db, &binary, events, rate, seconds).await,
         Bench::Sqlite { .. } => unreachable!("needs no server, and has returned"),
         Bench::Idle { binary, seconds } => idle::run(&db, &binary, seconds).await,
     }

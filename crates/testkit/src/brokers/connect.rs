@@ -84,6 +84,22 @@ impl Connect {
         (status["tasks"].get(0).is_some() || state == "FAILED").then_some((state, trace))
     }
 
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.server.pid()
+    }
+
+    /// Asks it to end and waits until it has. Its positions stay.
+    pub async fn stop(&self) {
+        self.server.stop().await;
+    }
+
+    /// Starts it again, without connectors.
+    pub async fn start_again(&self) {
+        self.server.start_again().await;
+        self.until(|| async { self.request("GET", "/connectors", None).await.is_some() }).await;
+    }
+
     /// Removes a connector. Its slot stays.
     pub async fn remove(&self, name: &str) {
         self.request("DELETE", &format!("/connectors/{name}"), None).await;
