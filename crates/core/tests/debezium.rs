@@ -16,6 +16,7 @@ use airtight_core::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use proptest::prelude::*;
 use serde_json::Value;
 
 /// Rows whose messages are not Debezium's, and why.
@@ -364,4 +365,72 @@ fn the_connector_of_the_local_stack_can_be_taken_over() {
     );
     assert_eq!(config.router.route_replacement, "ivm.events.${routedByValue}");
     DebeziumEncoder::new(config.router, Converters::default()).unwrap();
+}
+
+/// Every type that has a way of its own, arrays and a database's own types included.
+const OIDS: [u32; 36] = [
+    16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 142, 600, 700, 701, 790, 869, 1000, 1001, 1007, 1009, 1042,
+    1043, 1082, 1083, 1114, 1184, 1185, 1186, 1231, 1266, 1560, 1562, 1700, 2950, 3802, 16_384,
+];
+
+/// Text that is nearly what a database writes.
+fn nearly() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[-+]?[0-9]{1,25}([.][0-9]{0,8})?",
+        "[0-9]{1,12}-[0-9]{1,3}-[0-9]{1,3}( [0-9]{1,19}:[0-9]{2}:[0-9]{2}([.][0-9]{0,7})?([-+][0-9:]{1,9})?)?( BC)?",
+        "-?[0-9]{1,19} (years|mons|days) [-+]?[0-9]{1,19}:[0-9]{2}:[0-9]{2}",
+        "[{](\"?[a-z0-9\\\\, ]*\"?,?){0,4}[}]?",
+        "\\\\x[0-9a-g]{0,7}",
+        "[{\\[](\"[a-zé😀\\\\]{0,3}\":?|[0-9.e-]{1,4}|[\\[\\]{}, ]|true|null){0,12}",
+        "\\PC{0,20}",
+    ]
+}
+
+proptest! {
+    /// Whatever a column holds, the answer is a record or a permanent error.
+    #[test]
+    fn nothing_that_a_column_holds_makes_it_panic(
+        text in nearly(),
+        payload in nearly(),
+        oid in prop::sample::select(OIDS.to_vec()),
+        modifier in prop_oneof![Just(-1), 0..7, Just(655_366), any::<i32>()],
+        word in prop::sample::select(vec!["string", "json", "json-schemas", "bytes", "binary", "binary+json"]),
+        place in prop::sample::select(vec!["header", "envelope", "partition"]),
+    ) {
+        let converter = Converter::parse("value_converter", word).unwrap();
+        let column = |name: &str, type_oid, type_modifier| {
+            SourceColumn { name: name.into(), type_oid, type_modifier, nullable: true }
+        };
+        let columns = [
+            column("id", 25, -1), column("aggregatetype", 25, -1), column("aggregateid", 25, -1),
+            column("payload", 25, -1), column("x", oid, modifier),
+        ];
+        let values = ["1", "t", "k", &payload, &text].map(|text| Some(Bytes::from(text.to_owned()))).into();
+        let row = Arc::new(SourceRow { columns: columns.into(), values });
+        let mut options = DebeziumOptions::default();
+        for (name, value) in [
+            ("table.fields.additional.placement", format!("x:{place}")),
+            ("table.expand.json.payload", "true".into()),
+            ("table.field.event.timestamp", "x".into()),
+            ("topic.prefix", "p".into()),
+            ("table.include.list", "public.outbox".into()),
+        ] {
+            options.set(name, &value).unwrap();
+        }
+        let event = Event { row: Some(row), ..sample_event(1, "k") };
+        for timed in [true, false] {
+            if !timed {
+                options.event_timestamp = None;
+            }
+            for converters in [
+                Converters { value: converter, ..Converters::default() },
+                Converters { header: converter, ..Converters::default() },
+            ] {
+                let record = DebeziumEncoder::new(options.clone(), converters).unwrap().encode(&event);
+                if let Err(error) = record {
+                    prop_assert_eq!(error.class(), airtight_core::Class::Permanent);
+                }
+            }
+        }
+    }
 }

@@ -22,6 +22,9 @@
 //! `tombstones = false` writes it like any other event. `debezium` has no deletes and `cloudevents` no message
 //! without a value: there a delete is an event like others.
 //!
+//! With `debezium` everything is as Debezium's outbox event router and Kafka Connect's converters have it
+//! ([`airtight_core::format::debezium`]): topic and key, null headers, time and partition.
+//!
 //! # What is promised
 //!
 //! - **Delivered means acknowledged by all in-sync replicas** (`acks=all`, idempotent). Whether that survives the

@@ -17,12 +17,22 @@ use std::{
 };
 
 use airtight_core::{
-    Class, Delivery, Event, Outcome, Sink, format::debezium::DebeziumEncoder, sinks::memory::sample_event,
+    Class, Delivery, Event, Outcome, Sink,
+    format::debezium::{DebeziumEncoder, connector::ConnectorConfig},
+    sinks::memory::sample_event,
 };
 use airtight_kafka::{KafkaConfig, KafkaSink};
-use airtight_testkit::{brokers::kafka::Kafka, deliveries::of};
+use airtight_testkit::{
+    brokers::{
+        connect::{Connect, database},
+        kafka::Kafka,
+    },
+    deliveries::of,
+    postgres::TestDb,
+};
 
 use golden::Golden;
+use recorder::Tap;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn debezium_still_writes_what_was_recorded() {
@@ -43,7 +53,7 @@ async fn debezium_still_writes_what_was_recorded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_sink_sends_records_as_they_are() {
     let Some(kafka) = Kafka::start("the_sink_sends_records_as_they_are").await else { return };
-    let consumer = recorder::consumer(&kafka);
+    let mut tap = Tap::new(&kafka);
     let mut expected = BTreeMap::new();
     for golden in Golden::all() {
         let mut config = KafkaConfig::new(kafka.bootstrap());
@@ -85,8 +95,7 @@ async fn the_sink_sends_records_as_they_are() {
     let end = Instant::now() + Duration::from_secs(60);
     while !expected.is_empty() {
         assert!(Instant::now() < end, "still missing {:?}", expected.values().next());
-        let Some(message) = consumer.poll(Duration::from_millis(300)) else { continue };
-        let mut arrived = recorder::written(&message.unwrap());
+        let Some(mut arrived) = tap.next() else { continue };
         let sent = expected.remove(&arrived.identity()).unwrap_or_else(|| panic!("whose is {arrived:?}?"));
         arrived.partition = arrived.partition.filter(|_| sent.partition.is_some());
         assert_eq!(arrived, sent);
@@ -124,4 +133,56 @@ async fn a_partition_that_is_not_there_is_the_events_own_fault() {
     assert_eq!(shown, ["Delivered", "no_partition permanent", "Delivered", "Delivered", "Skipped"]);
     let preview = sink.preview(&batch[0].event).unwrap().unwrap();
     assert_eq!(preview.destination, "topic parted, partition 1");
+}
+
+/// The way back: what we write for Kafka Connect is taken by it, and delivers.
+#[tokio::test(flavor = "multi_thread")]
+async fn debezium_takes_the_connector_that_we_write() {
+    let test = "debezium_takes_the_connector_that_we_write";
+    let Some(kafka) = Kafka::start(test).await else { return };
+    let Some(db) = TestDb::create(test).await else { return };
+    let Some(connect) = Connect::start(test, &kafka.bootstrap()).await else { return };
+    let pool = db.pool(1).await;
+    recorder::run(
+        &pool,
+        "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb); \
+         INSERT INTO outbox VALUES ('00000000-0000-4000-8000-000000000001', 'Order', '42', 'Placed', '{}')",
+    )
+    .await;
+    let mut file = database(&db.url());
+    for (key, value) in [
+        ("topic.prefix", "back"),
+        ("slot.name", db.name()),
+        ("publication.name", db.name()),
+        ("table.include.list", "public.outbox"),
+        ("extended.headers.enabled", "false"),
+        ("value.converter", "org.apache.kafka.connect.json.JsonConverter"),
+        ("value.converter.schemas.enable", "false"),
+        ("transforms", "o"),
+        ("transforms.o.type", "io.debezium.transforms.outbox.EventRouter"),
+        ("transforms.o.route.topic.replacement", "back.${routedByValue}"),
+        ("transforms.o.table.fields.additional.placement", "type:header:eventType"),
+    ] {
+        file.insert(key.into(), value.into());
+    }
+    let mut config = ConnectorConfig::parse(&serde_json::to_string(&file).unwrap(), &|_| None).unwrap();
+    config.bootstrap_servers = Some(kafka.bootstrap());
+    let written: serde_json::Value = serde_json::from_str(&config.to_json()).unwrap();
+    let mut taken = written["config"].as_object().unwrap().clone();
+    // The worker makes topics only where a connector says how.
+    taken.insert("topic.creation.default.replication.factor".into(), "1".into());
+    taken.insert("topic.creation.default.partitions".into(), "1".into());
+    connect.add("back", &taken).await;
+
+    let mut tap = Tap::new(&kafka);
+    let end = Instant::now() + Duration::from_secs(90);
+    let arrived = loop {
+        assert!(Instant::now() < end, "nothing arrives: {:?}", connect.task("back").await);
+        if let Some(arrived) = tap.next() {
+            break arrived;
+        }
+    };
+    assert_eq!((arrived.topic.as_str(), arrived.value.as_str()), ("back.Order", Some("\"{}\"")));
+    assert_eq!(arrived.headers.last().unwrap(), &("eventType".to_owned(), "Placed".into()));
+    connect.remove("back").await;
 }

@@ -45,7 +45,8 @@ pub enum Format {
     Envelope,
     /// A short JSON message: id, type, time, aggregate id and payload.
     Event,
-    /// What Debezium's outbox event router writes with Kafka Connect's `StringConverter`.
+    /// What Debezium's outbox event router writes with Kafka Connect's `StringConverter`; where a sink has all of what
+    /// that has, see [`debezium`].
     Debezium,
     /// CloudEvents 1.0 in structured mode.
     CloudEvents,

@@ -6,7 +6,7 @@
 //! out and logged (`errors.tolerance`), in the order of the stream; the last row of each connector says when to look.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::{Duration, SystemTime},
 };
 
@@ -19,7 +19,7 @@ use airtight_testkit::{
     postgres::TestDb,
 };
 use rdkafka::{
-    ClientConfig, Message, Timestamp,
+    ClientConfig, Message, Offset, Timestamp, TopicPartitionList,
     consumer::{BaseConsumer, Consumer},
     message::{BorrowedMessage, Headers},
 };
@@ -99,7 +99,8 @@ fn slot(db: &TestDb, group: usize) -> String {
     format!("{}_{group}", db.name())
 }
 
-async fn run(pool: &PgPool, sql: &str) -> Vec<PgRow> {
+/// Runs statements by the simple protocol, whose rows are text.
+pub(crate) async fn run(pool: &PgPool, sql: &str) -> Vec<PgRow> {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
         .fetch_all(pool)
         .await
@@ -240,22 +241,48 @@ fn converter(set: &mut impl FnMut(&str, &str) -> Option<Value>, key: &str, word:
     };
 }
 
-/// Of all topics, from their beginning.
-pub(crate) fn consumer(kafka: &Kafka) -> BaseConsumer {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", kafka.bootstrap())
-        .set("group.id", "recorder")
-        .set("auto.offset.reset", "earliest")
-        .set("topic.metadata.refresh.interval.ms", "500")
-        .create()
-        .unwrap();
-    consumer.subscribe(&["^[^_].*"]).unwrap();
-    consumer
+/// Reads all topics from their beginning, those that appear meanwhile included. Not by a subscription: each new topic
+/// would be a rebalance, and a minute of them was seen.
+pub(crate) struct Tap {
+    consumer: BaseConsumer,
+    known: HashSet<(String, i32)>,
+}
+
+impl Tap {
+    pub(crate) fn new(kafka: &Kafka) -> Self {
+        let mut config = ClientConfig::new();
+        config
+            .set("bootstrap.servers", kafka.bootstrap())
+            .set("group.id", "tap")
+            .set("enable.auto.commit", "false");
+        Self { consumer: config.create().unwrap(), known: HashSet::new() }
+    }
+
+    /// The next message, if there is one soon.
+    pub(crate) fn next(&mut self) -> Option<Written> {
+        const SOON: Duration = Duration::from_millis(200);
+        if let Some(message) = self.consumer.poll(SOON) {
+            return Some(written(&message.unwrap()));
+        }
+        let metadata = self.consumer.fetch_metadata(None, Duration::from_secs(10)).unwrap();
+        let mut fresh = TopicPartitionList::new();
+        for topic in metadata.topics().iter().filter(|topic| !topic.name().starts_with('_')) {
+            for partition in topic.partitions().iter().filter(|partition| partition.leader() >= 0) {
+                if self.known.insert((topic.name().to_owned(), partition.id())) {
+                    fresh.add_partition_offset(topic.name(), partition.id(), Offset::Beginning).unwrap();
+                }
+            }
+        }
+        if fresh.count() > 0 {
+            self.consumer.incremental_assign(&fresh).unwrap();
+        }
+        None
+    }
 }
 
 /// Waits for a message or a failure for every row.
 async fn collect(kafka: &Kafka, connect: &Connect, cases: &[Case], groups: &[Group], goldens: &mut [Golden]) {
-    let consumer = consumer(kafka);
+    let mut tap = Tap::new(kafka);
     let mut places: HashMap<String, (usize, usize)> = HashMap::new();
     for (number, case) in cases.iter().enumerate() {
         for row in 0..case.rows.len() {
@@ -265,9 +292,7 @@ async fn collect(kafka: &Kafka, connect: &Connect, cases: &[Case], groups: &[Gro
     let end = tokio::time::Instant::now() + PATIENCE;
     loop {
         // Not to block the runtime, on which nothing else runs.
-        while let Some(message) = consumer.poll(Duration::from_millis(300)) {
-            let message = message.unwrap();
-            let written = written(&message);
+        while let Some(written) = tap.next() {
             let Some((case, row)) = place(&written, &places) else { panic!("whose is {written:?}?") };
             let target = &mut goldens[case].rows[row];
             assert!(target.message.is_none(), "{}: two messages for row {row}", cases[case].name);
@@ -356,7 +381,7 @@ fn header(name: &str, value: Option<&[u8]>) -> Value {
 }
 
 /// A message that has arrived.
-pub(crate) fn written(message: &BorrowedMessage<'_>) -> Written {
+fn written(message: &BorrowedMessage<'_>) -> Written {
     let headers = message.headers().into_iter().flat_map(|headers| headers.iter());
     let headers = headers.map(|of| (of.key.to_owned(), header(of.key, of.value)));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();

@@ -20,17 +20,22 @@ pub(super) fn date(text: &str) -> Option<i64> {
 /// Microseconds since midnight, up to 24:00.
 pub(super) fn time(text: &str) -> Option<i64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let mut seconds = 0;
+    let mut seconds = 0_i64;
     let mut parts = 0;
     for part in whole.split(':') {
-        seconds = seconds * 60 + part.parse::<i64>().ok()?;
+        seconds = seconds.checked_mul(60)?.checked_add(number(part)?)?;
         parts += 1;
     }
     if parts != 3 || fraction.len() > 6 {
         return None;
     }
-    let micros: i64 = format!("{fraction:0<6}").parse().ok()?;
-    Some(seconds * 1_000_000 + micros)
+    let micros = number(&format!("{fraction:0<6}"))?;
+    seconds.checked_mul(1_000_000)?.checked_add(micros)
+}
+
+/// Digits and nothing else.
+fn number(text: &str) -> Option<i64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 /// Microseconds since 1970.
@@ -41,7 +46,7 @@ pub(super) fn timestamp(text: &str) -> Option<i64> {
         _ => {
             let (text, is_bc) = bc(text);
             let (date, clock) = text.split_once(' ')?;
-            Some(days(date, is_bc)?.0 * DAY + time(clock)?)
+            days(date, is_bc)?.0.checked_mul(DAY)?.checked_add(time(clock)?)
         }
     }
 }
@@ -55,7 +60,7 @@ pub(super) fn instant(text: &str) -> Option<i64> {
             let (text, is_bc) = bc(text);
             let (date, clock) = text.split_once(' ')?;
             let (clock, offset) = offset(clock)?;
-            Some(days(date, is_bc)?.0 * DAY + time(clock)? - offset)
+            days(date, is_bc)?.0.checked_mul(DAY)?.checked_add(time(clock)?)?.checked_sub(offset)
         }
     }
 }
@@ -82,7 +87,7 @@ pub(super) fn zoned_timestamp(text: &str, precision: i32) -> Option<String> {
 /// `10:34:56.5Z`, with as many decimals as it needs.
 pub(super) fn zoned_time(text: &str) -> Option<String> {
     let (clock_text, offset) = offset(text)?;
-    let of_day = (time(clock_text)? - offset).rem_euclid(DAY);
+    let of_day = time(clock_text)?.checked_sub(offset)?.rem_euclid(DAY);
     let fraction = format!("{:06}", of_day % 1_000_000);
     let fraction = fraction.trim_end_matches('0');
     let point = if fraction.is_empty() { "" } else { "." };
@@ -104,7 +109,7 @@ pub(super) fn interval(text: &str) -> Option<i64> {
                 Some(rest) => (-1, rest),
                 None => (1, word.strip_prefix('+').unwrap_or(word)),
             };
-            total = total.checked_add(sign * time(clock)?)?;
+            total = total.checked_add(time(clock)?.checked_mul(sign)?)?;
             continue;
         }
         let count: i64 = word.parse().ok()?;
@@ -131,16 +136,20 @@ fn offset(text: &str) -> Option<(&str, i64)> {
     let at = text.rfind(['+', '-'])?;
     let (clock, offset) = text.split_at(at);
     let (sign, offset) = (if offset.starts_with('-') { -1 } else { 1 }, &offset[1..]);
-    let mut parts = offset.split(':').map(str::parse::<i64>);
-    let mut next = || parts.next().unwrap_or(Ok(0)).ok();
+    let mut parts = offset.split(':').map(|part| number(part).filter(|number| *number < 100));
+    let mut next = || parts.next().unwrap_or(Some(0));
     let seconds = next()? * 3_600 + next()? * 60 + next()?;
     Some((clock, sign * seconds * 1_000_000))
 }
 
 /// Days since 1970, in the calendar of today at all times, and the year.
 fn days(text: &str, is_bc: bool) -> Option<(i64, i64)> {
-    let mut parts = text.split('-').map(str::parse::<i64>);
-    let (year, month, day) = (parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?);
+    let mut parts = text.split('-').map(number);
+    let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
+    // No database has more, and nothing below overflows with it.
+    if year > 10_000_000 || !(1..=12).contains(&month) || !(1..=31).contains(&day) || parts.next().is_some() {
+        return None;
+    }
     // There is a year 0 in this count.
     let year = if is_bc { 1 - year } else { year };
     // Years that begin in March put the leap day at their end.
