@@ -4,6 +4,12 @@
 
 #[path = "cdc/basics.rs"]
 mod basics;
+#[path = "support/mod.rs"]
+mod foreign;
+#[path = "cdc/gaps.rs"]
+mod gaps;
+#[path = "cdc/schema.rs"]
+mod schema;
 #[path = "cdc/settling.rs"]
 mod settling;
 #[path = "cdc/support.rs"]

@@ -143,6 +143,11 @@ impl Feed {
         }
     }
 
+    /// Whether the next event is here already, or settled.
+    pub(crate) fn is_next_known(&self) -> bool {
+        self.counted < self.last()
+    }
+
     /// Whether a transaction is being read.
     pub(crate) fn is_open(&self) -> bool {
         self.open.is_some()

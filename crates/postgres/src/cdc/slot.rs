@@ -299,14 +299,24 @@ pub(super) async fn check_gap(
     slot: Option<&Slot>,
     server: &Server,
 ) -> Result<()> {
-    if stored.phase == Phase::New {
-        return Ok(());
-    }
-    let at = stored.lsn.unwrap_or_default();
+    let at = stored.lsn.map_or("its beginning".into(), |lsn| lsn.to_string());
     let lost = |code: &'static str, what: String| async move {
         let advice = recovery(outbox, c, name, stored).await;
         Err(Error::permanent(code, format!("{what}. {advice}")))
     };
+    // Whoever begins anew cannot read from it, either.
+    if slot.is_some_and(Slot::is_lost) {
+        return lost(
+            "slot_lost",
+            format!(
+                "the server has given up the slot `{name}` (max_slot_wal_keep_size), and with it everything after {at}"
+            ),
+        )
+        .await;
+    }
+    if stored.phase == Phase::New {
+        return Ok(());
+    }
     if stored.system.as_ref().is_some_and(|system| *system != server.system) {
         return lost(
             "other_server",
@@ -318,15 +328,7 @@ pub(super) async fn check_gap(
         return lost("slot_lost", format!("the slot `{name}` is gone, and with it everything after {at}"))
             .await;
     };
-    if slot.is_lost() {
-        return lost(
-            "slot_lost",
-            format!(
-                "the server has given up the slot `{name}` (max_slot_wal_keep_size), and with it everything after {at}"
-            ),
-        )
-        .await;
-    }
+    let at = stored.lsn.unwrap_or_default();
     if let Some(confirmed) =
         slot.confirmed.filter(|confirmed| *confirmed > at && stored.phase == Phase::Streaming)
     {

@@ -138,6 +138,26 @@ pub(super) async fn load_in(
     }))
 }
 
+/// Whether the reader is the member's under this epoch.
+pub(super) async fn owns(outbox: &PgOutbox, c: &EventColumns, member: &Member, epoch: i64) -> Result<bool> {
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM {} WHERE outbox = $1 AND grp = $2 AND n = 0 AND owner = $3 AND epoch = $4)",
+        outbox.own("partition")
+    );
+    let mut conn = outbox.acquire().await?;
+    let owns = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(member.id)
+        .bind(epoch)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("looking whose the reader is"))?;
+    conn.commit().await?;
+    Ok(owns)
+}
+
 /// A phase begins, at a place. Returns whether the reader is still the member's under this epoch.
 pub(super) async fn enter(
     outbox: &PgOutbox,

@@ -19,7 +19,10 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) struct Fixture {
-    pub(crate) db: TestDb,
+    /// Keeps the database; none on a server of the test's own.
+    _db: Option<TestDb>,
+    url: String,
+    slot: String,
     pub(crate) outbox: PgOutbox,
     pub(crate) pool: PgPool,
 }
@@ -34,19 +37,38 @@ impl Fixture {
         let outbox = PgOutbox::connect(&db.url(), options).await.unwrap();
         outbox.migrate().await.unwrap();
         let pool = db.pool(10).await;
-        Some(Self { db, outbox, pool })
+        let (slot, url) = (db.name().to_owned(), db.url());
+        Some(Self { _db: Some(db), url, slot, outbox, pool })
+    }
+
+    /// On a server of the test's own.
+    pub(crate) async fn on(url: &str) -> Self {
+        let outbox = PgOutbox::connect(url, PgOptions::default()).await.unwrap();
+        outbox.migrate().await.unwrap();
+        let pool = PgPool::connect(url).await.unwrap();
+        Self { _db: None, url: url.into(), slot: "airtight_test".into(), outbox, pool }
+    }
+
+    /// An outbox that is there already.
+    pub(crate) async fn of(db: TestDb, outbox: PgOutbox) -> Self {
+        let (pool, slot, url) = (db.pool(10).await, db.name().to_owned(), db.url());
+        Self { _db: Some(db), url, slot, outbox, pool }
     }
 
     /// Slots are shared by all databases of the server, so each test has one of its own.
     pub(crate) fn options(&self) -> CdcOptions {
-        let mut options = CdcOptions::slot(self.db.name());
+        let mut options = CdcOptions::slot(self.slot());
         options.log.lease = Duration::from_secs(2);
         options
     }
 
+    pub(crate) fn url(&self) -> String {
+        self.url.clone()
+    }
+
     /// The slot's name, and the reader's.
     pub(crate) fn slot(&self) -> &str {
-        self.db.name()
+        &self.slot
     }
 
     pub(crate) async fn text(&self, sql: &str) -> String {
@@ -197,6 +219,12 @@ impl Recorder {
     /// What has arrived, as `key:n`.
     pub(crate) fn arrived(&self) -> Vec<String> {
         self.events().iter().map(name).collect()
+    }
+
+    /// The same without repeats.
+    pub(crate) fn first_arrivals(&self) -> Vec<String> {
+        let mut seen = std::collections::HashSet::new();
+        self.arrived().into_iter().filter(|name| seen.insert(name.clone())).collect()
     }
 
     pub(crate) fn fail(&self, key: &str, error: fn() -> Error) {
