@@ -8,9 +8,23 @@ mod basics;
 mod foreign;
 #[path = "cdc/gaps.rs"]
 mod gaps;
+#[path = "cdc/losses.rs"]
+mod losses;
+#[path = "cdc/positions.rs"]
+mod positions;
 #[path = "cdc/schema.rs"]
 mod schema;
 #[path = "cdc/settling.rs"]
 mod settling;
+#[path = "cdc/standby.rs"]
+mod standby;
 #[path = "cdc/support.rs"]
 mod support;
+#[path = "cdc/writers.rs"]
+mod writers;
+
+/// How long a load lasts; `AIRTIGHT_TORTURE_SECONDS` makes it as long as wanted.
+pub(crate) fn seconds(short: u64) -> std::time::Duration {
+    let asked = std::env::var("AIRTIGHT_TORTURE_SECONDS").ok().and_then(|text| text.parse().ok());
+    std::time::Duration::from_secs(asked.unwrap_or(short))
+}

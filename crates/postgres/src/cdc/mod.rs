@@ -380,6 +380,8 @@ impl Members for PgCdc {
     }
 
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
+        // What was gathered and is not stored would be delivered again by the next one.
+        place::flush(&self.shared, member).await?;
         self.stop();
         members::give(&self.shared.outbox, self.shared.columns()?, member, partitions).await
     }

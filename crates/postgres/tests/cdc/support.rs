@@ -13,7 +13,7 @@ use airtight_postgres::{CdcOptions, PgOptions, PgOutbox};
 use airtight_testkit::{postgres::TestDb, wait::eventually};
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgPool};
-use tokio::task::JoinHandle;
+use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -156,7 +156,7 @@ impl Fixture {
     }
 }
 
-fn policy() -> Policy {
+pub(crate) fn policy() -> Policy {
     let backoff = Backoff {
         base: Duration::from_millis(20),
         multiplier: 1.0,
@@ -206,6 +206,9 @@ impl Running {
 pub(crate) struct Recorder {
     events: Arc<Mutex<Vec<Event>>>,
     failing: Arc<Mutex<Vec<Failing>>>,
+    /// With so many, nothing more is taken.
+    limit: Arc<Mutex<Option<usize>>>,
+    released: Arc<Notify>,
 }
 
 /// A key, and what is said of its events.
@@ -219,6 +222,21 @@ impl Recorder {
     /// What has arrived, as `key:n`.
     pub(crate) fn arrived(&self) -> Vec<String> {
         self.events().iter().map(name).collect()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.events.lock().unwrap().len()
+    }
+
+    /// Blocks once it has so many, until it is told otherwise.
+    pub(crate) fn hold_at(&self, count: usize) {
+        *self.limit.lock().unwrap() = Some(count);
+        self.released.notify_waiters();
+    }
+
+    pub(crate) fn release(&self) {
+        *self.limit.lock().unwrap() = None;
+        self.released.notify_waiters();
     }
 
     /// The same without repeats.
@@ -237,7 +255,7 @@ impl Recorder {
 
     pub(crate) async fn has(&self, count: usize) {
         let what = format!("{count} events");
-        eventually(SOON, &what, async || self.events.lock().unwrap().len() >= count).await;
+        eventually(SOON, &what, async || self.count() >= count).await;
     }
 }
 
@@ -253,6 +271,13 @@ impl Sink for Recorder {
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        loop {
+            let released = self.released.notified();
+            if self.limit.lock().unwrap().is_none_or(|limit| self.count() < limit) {
+                break;
+            }
+            released.await;
+        }
         let failing = self.failing.lock().unwrap().clone();
         let deliver = |delivery: &Delivery| {
             let error = failing.iter().find(|(key, _)| *key == delivery.event.aggregate_id);
