@@ -4,14 +4,20 @@
 
 #[path = "cdc/basics.rs"]
 mod basics;
+#[path = "cdc/emitted.rs"]
+mod emitted;
 #[path = "support/mod.rs"]
 mod foreign;
 #[path = "cdc/gaps.rs"]
 mod gaps;
 #[path = "cdc/losses.rs"]
 mod losses;
+#[path = "cdc/marks.rs"]
+mod marks;
 #[path = "cdc/positions.rs"]
 mod positions;
+#[path = "cdc/refusals.rs"]
+mod refusals;
 #[path = "cdc/schema.rs"]
 mod schema;
 #[path = "cdc/settling.rs"]

@@ -189,8 +189,9 @@ impl Session {
             else {
                 return Ok(slot);
             };
-            let ours = holder.as_deref() == Some("airtight");
-            if !ours || Instant::now() >= deadline {
+            // One that has no name because it is just ending is neither ours nor somebody's.
+            let others = holder.as_deref().is_some_and(|name| name != "airtight");
+            if others || Instant::now() >= deadline {
                 let holder = holder.filter(|name| !name.is_empty()).unwrap_or_else(|| "somebody".into());
                 return Err(Error::permanent(
                     "slot_in_use",
@@ -200,6 +201,10 @@ impl Session {
                         self.name()
                     ),
                 ));
+            }
+            if holder.is_none() {
+                tokio::time::sleep(LOOK).await;
+                continue;
             }
             let mut conn = self.shared.outbox.acquire().await?;
             // It may have ended by itself, or be out of reach: seen with the next look.

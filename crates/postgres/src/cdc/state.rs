@@ -58,6 +58,8 @@ pub(super) async fn attach(
     let mut conn = outbox.begin().await?;
     members::lock_group(outbox, &mut conn, c).await?;
     consumers::refuse_other_instances(outbox, &mut conn, c, member, 1).await?;
+    // With another prefix other events are counted: numbers of a transaction that is settled in part say nothing any
+    // more. Without a timeline, new ones are given.
     let sql = format!(
         "WITH place AS (INSERT INTO {partition} (outbox, grp, n, last_seq, moved_at) VALUES ($1, $3, 0, 0, now()) \
            ON CONFLICT (outbox, grp, n) DO UPDATE SET last_seq = coalesce({partition}.last_seq, 0) \
@@ -65,7 +67,8 @@ pub(super) async fn attach(
          known AS (INSERT INTO {consumer} (outbox, name, partitions, streams) VALUES ($1, $2, 1, $4) \
            ON CONFLICT (outbox, name) DO UPDATE SET streams = excluded.streams) \
          INSERT INTO {slot} AS s (outbox, name, publication, prefix) VALUES ($1, $2, $5, $6) \
-           ON CONFLICT (name) DO UPDATE SET publication = excluded.publication, prefix = excluded.prefix \
+           ON CONFLICT (name) DO UPDATE SET publication = excluded.publication, prefix = excluded.prefix, \
+             timeline = CASE WHEN s.prefix IS DISTINCT FROM excluded.prefix THEN NULL ELSE s.timeline END \
            WHERE s.outbox = excluded.outbox RETURNING s.name",
         partition = outbox.own("partition"),
         consumer = outbox.own("consumer"),

@@ -24,7 +24,7 @@ async fn columns_that_are_not_mapped_come_and_go() {
 }
 
 /// A table of its own, with little in it.
-async fn plain(name: &str) -> Option<(Fixture, PgOptions)> {
+pub(crate) async fn plain(name: &str) -> Option<(Fixture, PgOptions)> {
     let mut spec = crate::foreign::foreign_spec();
     (spec.schema, spec.table, spec.status) = (None, "plain".into(), None);
     for column in [
