@@ -4,6 +4,8 @@
 
 #[path = "cdc/basics.rs"]
 mod basics;
+#[path = "cdc/connection.rs"]
+mod connection;
 #[path = "cdc/emitted.rs"]
 mod emitted;
 #[path = "support/mod.rs"]

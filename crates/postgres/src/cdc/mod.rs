@@ -20,6 +20,8 @@
 //! | `state` | the statements behind it |
 
 #[cfg(test)]
+mod bounded;
+#[cfg(test)]
 mod drift;
 mod emitted;
 mod feed;

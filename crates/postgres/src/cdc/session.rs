@@ -34,8 +34,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// How long a connection of a relay that is gone may hold on to the slot.
 const HANDOVER: Duration = Duration::from_secs(30);
 
-/// How many rows of the table are fetched at once.
-const FETCH: usize = 500;
+/// How many rows of the table are fetched at once: at most, and while nothing is known of their size.
+const FETCH: (usize, usize) = (500, 10);
 
 /// Between two looks at something that takes its time.
 const LOOK: Duration = Duration::from_millis(100);
@@ -262,14 +262,17 @@ impl Session {
             c.order().join(", ")
         );
         wire.query(&declare, "reading the table").await?;
-        let fetch = format!("FETCH {FETCH} FROM airtight");
         let (mut mapping, mut rows, mut told) = (None, 0_u64, Instant::now());
+        let (mut count, mut largest) = (FETCH.1, 1);
         shared.feed().resume_at_end();
         loop {
+            let fetch = format!("FETCH {count} FROM airtight");
             let table = wire.query(&fetch, "reading the table").await?;
             if table.rows.is_empty() {
                 break;
             }
+            largest = table.rows.iter().map(|row| size(row)).max().unwrap_or(1).max(largest);
+            count = fetch_count(largest, shared.options.buffer_bytes);
             let mapping = match &mapping {
                 Some(mapping) => mapping,
                 None => {
@@ -490,6 +493,16 @@ impl Session {
     }
 }
 
+fn size(row: &[Option<Bytes>]) -> usize {
+    row.iter().flatten().map(Bytes::len).sum()
+}
+
+/// How many rows to fetch next, when the largest so far had so many bytes: they are in memory before there is room
+/// for them, so a quarter of what may be.
+fn fetch_count(largest: usize, buffer: usize) -> usize {
+    (buffer / 4 / largest.max(1)).clamp(1, FETCH.0)
+}
+
 /// What the stream says of rows before they come.
 enum Described {
     Relation(Relation),
@@ -578,4 +591,17 @@ fn take_in(
         | Message::Delete { .. } => {}
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_rows_are_fetched_few_at_a_time() {
+        assert_eq!(fetch_count(1, 32 << 20), 500);
+        assert_eq!(fetch_count(1 << 20, 32 << 20), 8);
+        assert_eq!(fetch_count(1 << 30, 32 << 20), 1);
+        assert_eq!(size(&[None, Some(Bytes::from_static(b"abc"))]), 3);
+    }
 }
