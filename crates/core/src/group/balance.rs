@@ -16,11 +16,16 @@ pub(crate) struct Plan {
 /// The plan for `me` among `members`, given who owns what.
 ///
 /// Shares differ by one at most, the first relays by id having the larger ones; a relay gives up only what is
-/// beyond its own share, so a join or a leave moves as few partitions as it can.
+/// beyond its own share, so a join or a leave moves as few partitions as it can. Where there are not enough for all,
+/// those who own one keep it: whoever comes later stands by.
 pub(crate) fn plan(me: Uuid, members: &[Uuid], owners: &BTreeMap<u16, Uuid>, partitions: u16) -> Plan {
     let alive: BTreeSet<Uuid> = members.iter().copied().chain([me]).collect();
-    let rank = alive.iter().position(|member| *member == me).unwrap_or(0);
     let (total, count) = (usize::from(partitions), alive.len());
+    let mut ranked: Vec<Uuid> = alive.iter().copied().collect();
+    if total < count {
+        ranked.sort_by_key(|member| !owners.values().any(|owner| owner == member));
+    }
+    let rank = ranked.iter().position(|member| *member == me).unwrap_or(0);
     let share = total / count + usize::from(rank < total % count);
 
     let mine: Vec<u16> = owners.iter().filter(|(_, owner)| **owner == me).map(|(n, _)| *n).collect();
@@ -35,6 +40,17 @@ pub(crate) fn plan(me: Uuid, members: &[Uuid], owners: &BTreeMap<u16, Uuid>, par
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_only_partition_stays_when_others_come() {
+        let ids: Vec<Uuid> = (0..3u128).map(Uuid::from_u128).collect();
+        for owner in &ids {
+            let owners = BTreeMap::from([(0, *owner)]);
+            for me in &ids {
+                assert_eq!(plan(*me, &ids, &owners, 1), Plan::default());
+            }
+        }
+    }
 
     proptest! {
         /// Relays come, go and act on their plans in any order: nobody ever takes what a live one owns, and

@@ -80,6 +80,9 @@ pub(crate) struct Feed {
     open: Option<Lsn>,
     /// The number of the last event of the stream, as far as it was read by the session there is.
     counted: i64,
+    /// The most bytes there ever were.
+    #[cfg(test)]
+    pub(super) peak: usize,
 }
 
 impl Feed {
@@ -140,7 +143,16 @@ impl Feed {
         if self.counted > self.last() {
             self.bytes += raw.size();
             self.rows.push_back(raw);
+            #[cfg(test)]
+            {
+                self.peak = self.peak.max(self.bytes);
+            }
         }
+    }
+
+    /// Whether the next event is here already, or settled.
+    pub(crate) fn is_next_known(&self) -> bool {
+        self.counted < self.last()
     }
 
     /// Whether a transaction is being read.

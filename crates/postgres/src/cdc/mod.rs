@@ -22,6 +22,8 @@
 
 mod admin;
 #[cfg(test)]
+mod bounded;
+#[cfg(test)]
 mod drift;
 mod emitted;
 mod feed;
@@ -414,6 +416,8 @@ impl Members for PgCdc {
     }
 
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
+        // What was gathered and is not stored would be delivered again by the next one.
+        place::flush(&self.shared, member).await?;
         self.stop();
         members::give(&self.shared.outbox, self.shared.columns()?, member, partitions).await
     }

@@ -11,7 +11,6 @@ use airtight_core::{
     table::{literal, quote},
 };
 use bytes::{Buf, Bytes};
-use sqlx::AssertSqlSafe;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{
@@ -19,8 +18,8 @@ use super::{
     feed::{Boundary, Feed, Raw},
     pgoutput::{self, Message, Relation},
     row::Mapping,
-    slot::{self, Server},
-    state::{self, Phase},
+    slot::{self, Server, Slot},
+    state::{self, Phase, Stored},
     values::builtin,
     wire::Wire,
 };
@@ -35,8 +34,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// How long a connection of a relay that is gone may hold on to the slot.
 const HANDOVER: Duration = Duration::from_secs(30);
 
-/// How many rows of the table are fetched at once.
-const FETCH: usize = 500;
+/// How many rows of the table are fetched at once: at most, and while nothing is known of their size.
+const FETCH: (usize, usize) = (500, 10);
 
 /// Between two looks at something that takes its time.
 const LOOK: Duration = Duration::from_millis(100);
@@ -45,6 +44,8 @@ const LOOK: Duration = Duration::from_millis(100);
 enum Known {
     /// The outbox.
     Ours(Arc<Mapping>),
+    /// The outbox, in a form that cannot be read: nothing of it may be passed over.
+    Unreadable(Error),
     /// Something else that the publication has.
     Other,
 }
@@ -78,10 +79,9 @@ impl Session {
         let server = slot::identify(&mut wire).await?;
         self.version = self.server_version().await?;
         let begun = self.shared.timeline(&server)?;
+        let (stored, slot) = self.look(&server).await?;
         if !begun {
-            wire = self.begin(wire, &server).await?;
-        } else {
-            self.free_slot().await?;
+            wire = self.begin(wire, &server, stored, slot).await?;
         }
         if !self.shared.has_snapshot() {
             self.snapshot(None).await?;
@@ -91,7 +91,13 @@ impl Session {
         let messages = options.messages.is_some();
         let command =
             slot::start_command(self.name(), from.lsn, &options.publication, messages, self.version);
-        wire.copy_both(&command, "starting the stream").await?;
+        wire.copy_both(&command, "starting the stream").await.map_err(|error| {
+            // Gone since it was looked at: the next look says what that means.
+            let gone = error.message().contains("42704") && error.message().contains(self.name());
+            if gone { Error::retryable("slot_gone", error.message().to_owned()) } else { error }
+        })?;
+        // From here on nobody else can touch it, so that what is seen now is what is read.
+        self.check_gap(slot::find(&self.shared.outbox, self.name()).await?.as_ref(), &server).await?;
         tracing::info!(slot = self.name(), from = %from.lsn, "streaming");
         let error = self.stream(&mut wire).await;
         wire.close().await;
@@ -109,14 +115,39 @@ impl Session {
         Ok(version)
     }
 
+    /// What is stored and what the slot is, whenever a session begins: somebody may have made the slot anew since the
+    /// last one, and the server would begin without a word where that one stands.
+    async fn look(&self, server: &Server) -> Result<(Stored, Option<Slot>)> {
+        let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
+        // Whoever has the reader ends the connections of others, so it must be ours.
+        if !state::owns(outbox, c, &self.member, self.epoch).await? {
+            return Err(Error::retryable("fenced", "another relay has taken the reader over"));
+        }
+        let slot = self.free_slot().await?;
+        if let Some(slot) = &slot {
+            slot::check_kind(outbox, self.name(), slot).await?;
+        }
+        let stored = self.check_gap(slot.as_ref(), server).await?;
+        Ok((stored, slot))
+    }
+
+    async fn check_gap(&self, slot: Option<&Slot>, server: &Server) -> Result<Stored> {
+        let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
+        let stored = state::load(outbox, c, self.name()).await?;
+        slot::check_gap(outbox, c, self.name(), &stored, slot, server).await?;
+        Ok(stored)
+    }
+
     /// The first session since this relay took the reader over: finds out where to begin. Returns a connection to
     /// stream from.
-    async fn begin(&mut self, mut wire: Wire, server: &Server) -> Result<Wire> {
+    async fn begin(
+        &mut self,
+        mut wire: Wire,
+        server: &Server,
+        stored: Stored,
+        slot: Option<Slot>,
+    ) -> Result<Wire> {
         let shared = self.shared.clone();
-        let c = shared.columns()?;
-        let stored = state::load(&shared.outbox, c, self.name()).await?;
-        let slot = self.free_slot().await?;
-        slot::check_gap(&shared.outbox, c, self.name(), &stored, slot.as_ref(), server).await?;
         let settled = shared.settled();
         if stored.phase == Phase::Streaming {
             let lsn = stored.lsn.unwrap_or_default();
@@ -131,11 +162,8 @@ impl Session {
             Snapshot::Never => true,
         };
         let (place, snapshot) = match slot {
-            Some(slot) => {
-                slot::check_kind(&shared.outbox, self.name(), &slot).await?;
-                // What is acknowledged is never behind what was acknowledged.
-                (slot.confirmed.unwrap_or_default().max(stored.lsn.unwrap_or_default()), None)
-            }
+            // What is acknowledged is never behind what was acknowledged.
+            Some(slot) => (slot.confirmed.unwrap_or_default().max(stored.lsn.unwrap_or_default()), None),
             None => {
                 // Written down first: killed in between, this one must not be taken for a slot that was given.
                 self.enter(Phase::Snapshot, first, server).await?;
@@ -166,7 +194,7 @@ impl Session {
 
     /// Waits until nobody holds the slot. This relay has the lease: a connection of ours that is still there belongs
     /// to one that is gone, and is ended.
-    async fn free_slot(&self) -> Result<Option<slot::Slot>> {
+    async fn free_slot(&self) -> Result<Option<Slot>> {
         let deadline = Instant::now() + HANDOVER;
         loop {
             let slot = slot::find(&self.shared.outbox, self.name()).await?;
@@ -175,8 +203,9 @@ impl Session {
             else {
                 return Ok(slot);
             };
-            let ours = holder.as_deref() == Some("airtight");
-            if !ours || Instant::now() >= deadline {
+            // One that has no name because it is just ending is neither ours nor somebody's.
+            let others = holder.as_deref().is_some_and(|name| name != "airtight");
+            if others || Instant::now() >= deadline {
                 let holder = holder.filter(|name| !name.is_empty()).unwrap_or_else(|| "somebody".into());
                 return Err(Error::permanent(
                     "slot_in_use",
@@ -186,6 +215,10 @@ impl Session {
                         self.name()
                     ),
                 ));
+            }
+            if holder.is_none() {
+                tokio::time::sleep(LOOK).await;
+                continue;
             }
             let mut conn = self.shared.outbox.acquire().await?;
             // It may have ended by itself, or be out of reach: seen with the next look.
@@ -243,14 +276,17 @@ impl Session {
             c.order().join(", ")
         );
         wire.query(&declare, "reading the table").await?;
-        let fetch = format!("FETCH {FETCH} FROM airtight");
         let (mut mapping, mut rows, mut told) = (None, 0_u64, Instant::now());
+        let (mut count, mut largest) = (FETCH.1, 1);
         shared.feed().resume_at_end();
         loop {
+            let fetch = format!("FETCH {count} FROM airtight");
             let table = wire.query(&fetch, "reading the table").await?;
             if table.rows.is_empty() {
                 break;
             }
+            largest = table.rows.iter().map(|row| size(row)).max().unwrap_or(1).max(largest);
+            count = fetch_count(largest, shared.options.buffer_bytes);
             let mapping = match &mapping {
                 Some(mapping) => mapping,
                 None => {
@@ -323,18 +359,31 @@ impl Session {
         Ok(columns.into_iter().collect())
     }
 
-    /// The outbox's own number, under which the stream knows it, whatever it is called.
-    async fn table_oid(&self) -> Result<Option<u32>> {
+    /// The outbox's own number, under which the stream knows it whatever it is called, and its schema.
+    async fn table(&self) -> Result<(u32, String)> {
+        let c = self.shared.columns()?;
         let mut conn = self.shared.outbox.acquire().await?;
-        let oid: Option<i64> =
-            sqlx::query_scalar(AssertSqlSafe("SELECT to_regclass($1)::oid::bigint".to_owned()))
-                .persistent(!self.shared.outbox.pooled)
-                .bind(&self.shared.columns()?.table)
-                .fetch_one(conn.get())
-                .await
-                .map_err(doing("looking for the table"))?;
+        let found: Option<(i64, String)> = sqlx::query_as(
+            "SELECT c.oid::bigint, n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE c.oid = to_regclass($1)",
+        )
+        .persistent(!self.shared.outbox.pooled)
+        .bind(&c.table)
+        .fetch_optional(conn.get())
+        .await
+        .map_err(doing("looking for the table"))?;
         conn.commit().await?;
-        Ok(oid.and_then(|oid| u32::try_from(oid).ok()))
+        // Without its number its rows could not be told from those of others, and would be passed over.
+        let found = found.and_then(|(oid, schema)| Some((u32::try_from(oid).ok()?, schema)));
+        found.ok_or_else(|| {
+            Error::permanent(
+                "not_migrated",
+                format!(
+                    "the table {} is gone: it was renamed or dropped. Correct the table's name",
+                    c.outbox
+                ),
+            )
+        })
     }
 
     async fn stream(&self, wire: &mut Wire) -> Error {
@@ -346,7 +395,7 @@ impl Session {
 
     async fn stream_on(&self, wire: &mut Wire) -> Result<std::convert::Infallible> {
         let shared = &self.shared;
-        let table = self.table_oid().await?;
+        let table = self.table().await?;
         let mut relations: HashMap<u32, Known> = HashMap::new();
         let mut domains: HashMap<u32, u32> = HashMap::new();
         let mut acked = shared.acked.subscribe();
@@ -368,7 +417,7 @@ impl Session {
                         };
                         match described {
                             Some(Described::Relation(relation)) => {
-                                let (id, known) = self.relation(table, relation, &domains).await?;
+                                let (id, known) = self.relation(&table, relation, &domains).await?;
                                 relations.insert(id, known);
                             }
                             Some(Described::Domain(domain, base)) => {
@@ -429,14 +478,14 @@ impl Session {
 
     async fn relation(
         &self,
-        table: Option<u32>,
+        (oid, schema): &(u32, String),
         relation: Relation,
         domains: &HashMap<u32, u32>,
     ) -> Result<(u32, Known)> {
         let c = self.shared.columns()?;
-        let named = c.spec.table == relation.name
-            && c.spec.schema.as_ref().is_none_or(|schema| *schema == relation.schema);
-        if table != Some(relation.id) && !named {
+        // One that was dropped since, and made anew, had the name.
+        let named = c.spec.table == relation.name && *schema == relation.schema;
+        if *oid != relation.id && !named {
             return Ok((relation.id, Known::Other));
         }
         let columns = relation.columns.into_iter().map(|column| {
@@ -444,17 +493,28 @@ impl Session {
             let type_oid = domains.get(&column.type_oid).copied().unwrap_or(column.type_oid);
             (column.name, type_oid, column.type_modifier)
         });
-        let mapping = self.mapping(columns.collect()).await.map_err(|error| {
-            // The table has changed under the relay: what comes next cannot be read, and must not be skipped.
-            if error.class() == Class::Permanent {
+        let known = match self.mapping(columns.collect()).await {
+            Ok(mapping) => Known::Ours(mapping),
+            // The table has changed under the relay. That counts with the next row of it that is not settled.
+            Err(error) if error.class() == Class::Permanent => {
                 let at = self.shared.feed().received().lsn;
-                error.context(format_args!("after {at} the table {} is another one", quote(&relation.name)))
-            } else {
-                error
+                let table = quote(&relation.name);
+                Known::Unreadable(error.context(format_args!("after {at} the table {table} is another one")))
             }
-        })?;
-        Ok((relation.id, Known::Ours(mapping)))
+            Err(error) => return Err(error),
+        };
+        Ok((relation.id, known))
     }
+}
+
+fn size(row: &[Option<Bytes>]) -> usize {
+    row.iter().flatten().map(Bytes::len).sum()
+}
+
+/// How many rows to fetch next, when the largest so far had so many bytes: they are in memory before there is room
+/// for them, so a quarter of what may be.
+fn fetch_count(largest: usize, buffer: usize) -> usize {
+    (buffer / 4 / largest.max(1)).clamp(1, FETCH.0)
 }
 
 /// What the stream says of rows before they come.
@@ -516,6 +576,9 @@ fn take_in(
                     || mapping.texts(&tuple).map_or(true, |values| shared.wants(mapping, &values));
                 feed.push(if wanted { Raw::Tuple(mapping.clone(), tuple) } else { Raw::Unwanted });
             }
+            // Settled already, under the mapping of that time.
+            Some(Known::Unreadable(_)) if feed.is_next_known() => feed.push(Raw::Unwanted),
+            Some(Known::Unreadable(error)) => return Err(error.clone()),
             Some(Known::Other) => {}
             None => {
                 return Err(Error::permanent(
@@ -542,4 +605,17 @@ fn take_in(
         | Message::Delete { .. } => {}
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_rows_are_fetched_few_at_a_time() {
+        assert_eq!(fetch_count(1, 32 << 20), 500);
+        assert_eq!(fetch_count(1 << 20, 32 << 20), 8);
+        assert_eq!(fetch_count(1 << 30, 32 << 20), 1);
+        assert_eq!(size(&[None, Some(Bytes::from_static(b"abc"))]), 3);
+    }
 }

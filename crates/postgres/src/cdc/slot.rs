@@ -28,7 +28,7 @@ pub(crate) struct Slot {
     pub(crate) plugin: Option<String>,
     pub(crate) database: Option<String>,
     pub(crate) active_pid: Option<i32>,
-    /// Who holds it: the application's name.
+    /// Who holds it: the application's name. None for one that has just ended.
     pub(crate) holder: Option<String>,
     pub(crate) confirmed: Option<Lsn>,
     pub(crate) wal_status: Option<String>,
@@ -144,7 +144,10 @@ pub(crate) async fn check_publication(
     let mut conn = outbox.acquire().await?;
     let row = sqlx::query(
         "SELECT p.pubinsert, p.pubviaroot, c.relkind = 'p' AS partitioned, c.relispartition AS is_partition, \
-           c.relpersistence = 'u' AS unlogged, \
+           coalesce((SELECT format('%I.%I', m.nspname, l.relname) FROM pg_partition_tree(c.oid) f \
+               JOIN pg_class l ON l.oid = f.relid JOIN pg_namespace m ON m.oid = l.relnamespace \
+               WHERE l.relpersistence = 'u' LIMIT 1), \
+             CASE c.relpersistence WHEN 'u' THEN format('%I.%I', n.nspname, c.relname) END) AS unlogged, \
            EXISTS (SELECT FROM pg_publication_tables t WHERE t.pubname = p.pubname AND t.schemaname = n.nspname \
              AND t.tablename = c.relname) AS listed, \
            EXISTS (SELECT FROM pg_publication_tables t JOIN pg_class l ON l.relname = t.tablename \
@@ -163,11 +166,15 @@ pub(crate) async fn check_publication(
     let flag = |name: &str| row.try_get::<Option<bool>, _>(name).map_err(&failed);
     let unfit = |code: &'static str, what: String| Ok(Publication::Unfit(Error::permanent(code, what)));
     let (table, shown, publication) = (&c.table, &c.outbox, quote(name));
-    if flag("unlogged")? == Some(true) {
+    // Not SET TABLE: the publication may have other tables.
+    let again = format!(
+        "ALTER PUBLICATION {publication} DROP TABLE {table}; ALTER PUBLICATION {publication} ADD TABLE {table}"
+    );
+    if let Some(unlogged) = row.try_get::<Option<String>, _>("unlogged").map_err(&failed)? {
         return unfit(
             "unlogged",
             format!(
-                "{shown} is unlogged, so the WAL has nothing of it. Mend it: ALTER TABLE {table} SET LOGGED"
+                "{unlogged} is unlogged, so the WAL has nothing of it. Mend it: ALTER TABLE {unlogged} SET LOGGED"
             ),
         );
     }
@@ -212,9 +219,7 @@ pub(crate) async fn check_publication(
         if row.try_get("filtered").map_err(&failed)? {
             return unfit(
                 "bad_publication",
-                format!(
-                    "the publication `{name}` filters rows of {shown}. Mend it: ALTER PUBLICATION {publication} SET TABLE {table}"
-                ),
+                format!("the publication `{name}` filters rows of {shown}. Mend it: {again}"),
             );
         }
         let published: Vec<String> = row.try_get("columns").map_err(&failed)?;
@@ -228,8 +233,7 @@ pub(crate) async fn check_publication(
             return unfit(
                 "bad_publication",
                 format!(
-                    "the publication `{name}` leaves out columns of {shown} that the mapping needs: {}. Mend it: ALTER \
-                     PUBLICATION {publication} SET TABLE {table}",
+                    "the publication `{name}` leaves out columns of {shown} that the mapping needs: {}. Mend it: {again}",
                     missing.join(", ")
                 ),
             );
@@ -244,7 +248,8 @@ pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> 
     let failed = doing("looking at the slot");
     let mut conn = outbox.acquire().await?;
     let row = sqlx::query(
-        "SELECT r.plugin::text, r.database::text, r.active_pid, a.application_name AS holder, r.temporary, \
+        "SELECT r.plugin::text, r.database::text, r.active_pid, \
+           CASE WHEN a.pid IS NOT NULL THEN coalesce(a.application_name, '') END AS holder, r.temporary, \
            r.confirmed_flush_lsn::text AS confirmed, r.wal_status \
          FROM pg_replication_slots r LEFT JOIN pg_stat_activity a ON a.pid = r.active_pid WHERE r.slot_name = $1",
     )
@@ -299,14 +304,24 @@ pub(super) async fn check_gap(
     slot: Option<&Slot>,
     server: &Server,
 ) -> Result<()> {
-    if stored.phase == Phase::New {
-        return Ok(());
-    }
-    let at = stored.lsn.unwrap_or_default();
+    let at = stored.lsn.map_or("its beginning".into(), |lsn| lsn.to_string());
     let lost = |code: &'static str, what: String| async move {
         let advice = recovery(outbox, c, name, stored).await;
         Err(Error::permanent(code, format!("{what}. {advice}")))
     };
+    // Whoever begins anew cannot read from it, either.
+    if slot.is_some_and(Slot::is_lost) {
+        return lost(
+            "slot_lost",
+            format!(
+                "the server has given up the slot `{name}` (max_slot_wal_keep_size), and with it everything after {at}"
+            ),
+        )
+        .await;
+    }
+    if stored.phase == Phase::New {
+        return Ok(());
+    }
     if stored.system.as_ref().is_some_and(|system| *system != server.system) {
         return lost(
             "other_server",
@@ -322,15 +337,7 @@ pub(super) async fn check_gap(
         return lost("slot_lost", format!("the slot `{name}` is gone, and with it everything after {at}"))
             .await;
     };
-    if slot.is_lost() {
-        return lost(
-            "slot_lost",
-            format!(
-                "the server has given up the slot `{name}` (max_slot_wal_keep_size), and with it everything after {at}"
-            ),
-        )
-        .await;
-    }
+    let at = stored.lsn.unwrap_or_default();
     if let Some(confirmed) =
         slot.confirmed.filter(|confirmed| *confirmed > at && stored.phase == Phase::Streaming)
     {

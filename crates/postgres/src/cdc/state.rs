@@ -58,6 +58,8 @@ pub(super) async fn attach(
     let mut conn = outbox.begin().await?;
     members::lock_group(outbox, &mut conn, c).await?;
     consumers::refuse_other_instances(outbox, &mut conn, c, member, 1).await?;
+    // With another prefix other events are counted: numbers of a transaction that is settled in part say nothing any
+    // more. Without a timeline, new ones are given.
     let sql = format!(
         "WITH place AS (INSERT INTO {partition} (outbox, grp, n, last_seq, moved_at) VALUES ($1, $3, 0, 0, now()) \
            ON CONFLICT (outbox, grp, n) DO UPDATE SET last_seq = coalesce({partition}.last_seq, 0) \
@@ -65,7 +67,8 @@ pub(super) async fn attach(
          known AS (INSERT INTO {consumer} (outbox, name, partitions, streams) VALUES ($1, $2, 1, $4) \
            ON CONFLICT (outbox, name) DO UPDATE SET streams = excluded.streams) \
          INSERT INTO {slot} AS s (outbox, name, publication, prefix) VALUES ($1, $2, $5, $6) \
-           ON CONFLICT (name) DO UPDATE SET publication = excluded.publication, prefix = excluded.prefix \
+           ON CONFLICT (name) DO UPDATE SET publication = excluded.publication, prefix = excluded.prefix, \
+             timeline = CASE WHEN s.prefix IS DISTINCT FROM excluded.prefix THEN NULL ELSE s.timeline END \
            WHERE s.outbox = excluded.outbox RETURNING s.name",
         partition = outbox.own("partition"),
         consumer = outbox.own("consumer"),
@@ -136,6 +139,26 @@ pub(super) async fn load_in(
         system: row.try_get("system").map_err(&failed)?,
         lsn_time: row.try_get("lsn_time").map_err(&failed)?,
     }))
+}
+
+/// Whether the reader is the member's under this epoch.
+pub(super) async fn owns(outbox: &PgOutbox, c: &EventColumns, member: &Member, epoch: i64) -> Result<bool> {
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM {} WHERE outbox = $1 AND grp = $2 AND n = 0 AND owner = $3 AND epoch = $4)",
+        outbox.own("partition")
+    );
+    let mut conn = outbox.acquire().await?;
+    let owns = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(&member.group)
+        .bind(member.id)
+        .bind(epoch)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("looking whose the reader is"))?;
+    conn.commit().await?;
+    Ok(owns)
 }
 
 /// A phase begins, at a place. Returns whether the reader is still the member's under this epoch.

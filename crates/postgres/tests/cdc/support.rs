@@ -13,13 +13,16 @@ use airtight_postgres::{CdcOptions, PgOptions, PgOutbox};
 use airtight_testkit::{postgres::TestDb, wait::eventually};
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgPool};
-use tokio::task::JoinHandle;
+use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) struct Fixture {
-    pub(crate) db: TestDb,
+    /// Keeps the database; none on a server of the test's own.
+    _db: Option<TestDb>,
+    url: String,
+    slot: String,
     pub(crate) outbox: PgOutbox,
     pub(crate) pool: PgPool,
 }
@@ -34,19 +37,38 @@ impl Fixture {
         let outbox = PgOutbox::connect(&db.url(), options).await.unwrap();
         outbox.migrate().await.unwrap();
         let pool = db.pool(10).await;
-        Some(Self { db, outbox, pool })
+        let (slot, url) = (db.name().to_owned(), db.url());
+        Some(Self { _db: Some(db), url, slot, outbox, pool })
+    }
+
+    /// On a server of the test's own.
+    pub(crate) async fn on(url: &str) -> Self {
+        let outbox = PgOutbox::connect(url, PgOptions::default()).await.unwrap();
+        outbox.migrate().await.unwrap();
+        let pool = PgPool::connect(url).await.unwrap();
+        Self { _db: None, url: url.into(), slot: "airtight_test".into(), outbox, pool }
+    }
+
+    /// An outbox that is there already.
+    pub(crate) async fn of(db: TestDb, outbox: PgOutbox) -> Self {
+        let (pool, slot, url) = (db.pool(10).await, db.name().to_owned(), db.url());
+        Self { _db: Some(db), url, slot, outbox, pool }
     }
 
     /// Slots are shared by all databases of the server, so each test has one of its own.
     pub(crate) fn options(&self) -> CdcOptions {
-        let mut options = CdcOptions::slot(self.db.name());
+        let mut options = CdcOptions::slot(self.slot());
         options.log.lease = Duration::from_secs(2);
         options
     }
 
+    pub(crate) fn url(&self) -> String {
+        self.url.clone()
+    }
+
     /// The slot's name, and the reader's.
     pub(crate) fn slot(&self) -> &str {
-        self.db.name()
+        &self.slot
     }
 
     pub(crate) async fn text(&self, sql: &str) -> String {
@@ -134,7 +156,7 @@ impl Fixture {
     }
 }
 
-fn policy() -> Policy {
+pub(crate) fn policy() -> Policy {
     let backoff = Backoff {
         base: Duration::from_millis(20),
         multiplier: 1.0,
@@ -184,6 +206,9 @@ impl Running {
 pub(crate) struct Recorder {
     events: Arc<Mutex<Vec<Event>>>,
     failing: Arc<Mutex<Vec<Failing>>>,
+    /// With so many, nothing more is taken.
+    limit: Arc<Mutex<Option<usize>>>,
+    released: Arc<Notify>,
 }
 
 /// A key, and what is said of its events.
@@ -199,6 +224,27 @@ impl Recorder {
         self.events().iter().map(name).collect()
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.events.lock().unwrap().len()
+    }
+
+    /// Blocks once it has so many, until it is told otherwise.
+    pub(crate) fn hold_at(&self, count: usize) {
+        *self.limit.lock().unwrap() = Some(count);
+        self.released.notify_waiters();
+    }
+
+    pub(crate) fn release(&self) {
+        *self.limit.lock().unwrap() = None;
+        self.released.notify_waiters();
+    }
+
+    /// The same without repeats.
+    pub(crate) fn first_arrivals(&self) -> Vec<String> {
+        let mut seen = std::collections::HashSet::new();
+        self.arrived().into_iter().filter(|name| seen.insert(name.clone())).collect()
+    }
+
     pub(crate) fn fail(&self, key: &str, error: fn() -> Error) {
         self.failing.lock().unwrap().push((key.into(), error));
     }
@@ -209,7 +255,7 @@ impl Recorder {
 
     pub(crate) async fn has(&self, count: usize) {
         let what = format!("{count} events");
-        eventually(SOON, &what, async || self.events.lock().unwrap().len() >= count).await;
+        eventually(SOON, &what, async || self.count() >= count).await;
     }
 }
 
@@ -225,6 +271,13 @@ impl Sink for Recorder {
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        loop {
+            let released = self.released.notified();
+            if self.limit.lock().unwrap().is_none_or(|limit| self.count() < limit) {
+                break;
+            }
+            released.await;
+        }
         let failing = self.failing.lock().unwrap().clone();
         let deliver = |delivery: &Delivery| {
             let error = failing.iter().find(|(key, _)| *key == delivery.event.aggregate_id);

@@ -41,9 +41,10 @@ const CHUNK: usize = 128 * 1024;
 const COPY_BOTH: u8 = b'W';
 const COPY_DATA: u8 = b'd';
 
-/// How times and bytes are written as text: the same whatever the database's defaults are.
-const SETTINGS: &str =
-    "-c datestyle=ISO -c timezone=UTC -c intervalstyle=postgres -c extra_float_digits=3 -c bytea_output=hex";
+/// How times and bytes are written as text, whatever the database's defaults are; and none of the limits that are
+/// meant for clients in a hurry: reading a table waits for the sink, and making a slot for writers.
+const SETTINGS: &str = "-c datestyle=ISO -c timezone=UTC -c intervalstyle=postgres -c extra_float_digits=3 \
+     -c bytea_output=hex -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0";
 
 trait Transport: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Transport for T {}

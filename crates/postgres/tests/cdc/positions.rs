@@ -1,0 +1,156 @@
+//! What is acknowledged, and what is stored of it.
+
+use std::time::Duration;
+
+use airtight_postgres::Lsn;
+use airtight_testkit::{postgres_server::PrivateServer, wait::eventually};
+
+use crate::{
+    support::{Fixture, Recorder, SOON},
+    writers::Writers,
+};
+
+impl Fixture {
+    async fn confirmed(&self) -> Lsn {
+        let sql = format!(
+            "SELECT coalesce(max(confirmed_flush_lsn), '0/0')::text FROM pg_replication_slots WHERE slot_name = '{}'",
+            self.slot()
+        );
+        self.text(&sql).await.parse().unwrap()
+    }
+
+    async fn lsn(&self, sql: &str) -> Lsn {
+        self.text(sql).await.parse().unwrap()
+    }
+}
+
+const STORED: &str = "SELECT coalesce(max(lsn), 'FFFFFFFF/FFFFFFFF')::text FROM airtight.slot";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_is_acknowledged_before_it_is_stored_and_delivered() {
+    let Some(f) = Fixture::create("acknowledged").await else { return };
+    let sink = Recorder::default();
+    let writers = Writers::start(&f, 4);
+    let mut looks = 0;
+    let mut first = Lsn(0);
+    for _ in 0..4 {
+        let relay = f.start(&sink);
+        let end = std::time::Instant::now() + Duration::from_millis(1500);
+        while std::time::Instant::now() < end {
+            // In this order: both only grow.
+            let confirmed = f.confirmed().await;
+            let stored = f.lsn(STORED).await;
+            assert!(confirmed <= stored, "{confirmed} is acknowledged, {stored} is stored");
+            if first == Lsn(0) {
+                first = confirmed;
+            }
+            looks += 1;
+        }
+        relay.kill().await;
+    }
+    writers.stop().await;
+    assert!(f.confirmed().await > first, "it does move");
+    assert!(looks > 100, "{looks}");
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_settled_in_part_goes_on_in_its_middle() {
+    let Some(f) = Fixture::create("partly").await else { return };
+    let sink = Recorder::default();
+    f.publish("first", 0..1).await;
+    let relay = f.start(&sink);
+    sink.has(1).await;
+    f.streams().await;
+    sink.hold_at(3000);
+    f.sql(
+        "INSERT INTO airtight.outbox (stream, event_type, aggregate_type, aggregate_id, payload) \
+         SELECT 'test.cdc', 'Tested', 'Thing', 'a', jsonb_build_object('n', n) FROM generate_series(1, 10000) AS n",
+    )
+    .await;
+    sink.has(3000).await;
+    let place =
+        "SELECT p.last_seq - s.seq FROM airtight.partition p, airtight.slot s WHERE p.grp LIKE 'cdc:%'";
+    eventually(SOON, "some of it to be settled", async || f.number(place).await >= 1000).await;
+    relay.kill().await;
+    let settled = f.number("SELECT last_seq FROM airtight.partition WHERE grp LIKE 'cdc:%'").await;
+    let before = sink.count();
+    sink.release();
+    f.drain(&sink).await.unwrap();
+    let events = sink.arrived();
+    assert_eq!(
+        events.len() - before,
+        usize::try_from(10_001 - settled).unwrap(),
+        "none of those that were settled"
+    );
+    assert_eq!(sink.first_arrivals().len(), 10_001);
+}
+
+#[tokio::test]
+async fn an_idle_outbox_with_a_busy_neighbour_pins_no_wal() {
+    let Some(f) = Fixture::create("neighbour").await else { return };
+    let sink = Recorder::default();
+    f.publish("a", 1..2).await;
+    let relay = f.start(&sink);
+    sink.has(1).await;
+    f.streams().await;
+    f.sql("CREATE TABLE neighbour AS SELECT repeat('x', 1000) AS x FROM generate_series(1, 8000)").await;
+    let busy = f.lsn("SELECT pg_current_wal_lsn()::text").await;
+    eventually(Duration::from_secs(8), "the slot to follow", async || f.confirmed().await >= busy).await;
+    assert!(f.confirmed().await <= f.lsn(STORED).await);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn an_open_transaction_of_the_outbox_is_not_acknowledged_over() {
+    let Some(f) = Fixture::create("open").await else { return };
+    let sink = Recorder::default();
+    f.publish("a", 1..2).await;
+    let relay = f.start(&sink);
+    sink.has(1).await;
+    f.streams().await;
+    let mut tx = f.pool.begin().await.unwrap();
+    f.outbox.publish(&mut tx, &crate::support::event("late", 1)).await.unwrap();
+    f.sql("CREATE TABLE neighbour AS SELECT repeat('x', 1000) AS x FROM generate_series(1, 8000)").await;
+    let busy = f.lsn("SELECT pg_current_wal_lsn()::text").await;
+    eventually(Duration::from_secs(8), "the slot to follow", async || f.confirmed().await >= busy).await;
+    relay.kill().await;
+    tx.commit().await.unwrap();
+    f.drain(&sink).await.unwrap();
+    assert_eq!(sink.arrived(), ["a:1", "late:1"]);
+}
+
+#[tokio::test]
+async fn an_idle_reader_stores_nothing() {
+    let Some(server) = PrivateServer::start_with("idle", &["wal_level = logical", "autovacuum = off"]) else {
+        return;
+    };
+    let f = Fixture::on(&server.url()).await;
+    let sink = Recorder::default();
+    f.publish("a", 1..2).await;
+    let mut options = f.options();
+    options.log.lease = Duration::from_secs(30);
+    let relay = f.start_with(options, &sink);
+    sink.has(1).await;
+    f.streams().await;
+    f.sql("CHECKPOINT").await;
+    let moved = "SELECT moved_at::text FROM airtight.slot";
+    // The first write after a checkpoint costs whole pages, and what is behind it is still told.
+    let mut last = (String::new(), std::time::Instant::now());
+    eventually(SOON, "the reader to come to rest", async || {
+        let now = f.text(moved).await;
+        if now != last.0 {
+            last = (now, std::time::Instant::now());
+        }
+        last.1.elapsed() > Duration::from_secs(3)
+    })
+    .await;
+    let (before, stored) = (f.lsn("SELECT pg_current_wal_insert_lsn()::text").await, f.text(moved).await);
+    let end = std::time::Instant::now() + Duration::from_secs(13);
+    eventually(SOON, "some time to pass", async || std::time::Instant::now() > end).await;
+    let after = f.lsn("SELECT pg_current_wal_insert_lsn()::text").await;
+    assert_eq!(f.text(moved).await, stored, "the position was not written again");
+    println!("{} bytes of WAL in 13 s", after.since(before));
+    // The lease is renewed every two seconds, and the server writes a little of its own.
+    assert!(after.since(before) < 8192, "{} bytes", after.since(before));
+    relay.stop().await;
+}
