@@ -18,6 +18,7 @@
 //! | `session` | one connection's worth of reading |
 //! | `place` | settling: what is written, and when |
 //! | `state` | the statements behind it |
+//! | `emit` | events without a table, from Rust |
 //! | `admin` | the operator's side |
 
 mod admin;
@@ -25,6 +26,7 @@ mod admin;
 mod bounded;
 #[cfg(test)]
 mod drift;
+mod emit;
 mod emitted;
 mod feed;
 mod lsn;
@@ -168,6 +170,17 @@ impl CdcOptions {
 
 impl PgOutbox {
     /// The outbox followed through the WAL: a source for a relay.
+    ///
+    /// ```no_run
+    /// # async fn example() -> airtight_core::Result<()> {
+    /// use airtight_core::{CancellationToken, Relay, sinks::StdoutSink};
+    /// use airtight_postgres::{CdcOptions, PgOptions, PgOutbox};
+    ///
+    /// let outbox = PgOutbox::connect("postgres://localhost/shop", PgOptions::default()).await?;
+    /// let source = outbox.cdc(CdcOptions::slot("airtight_shop"))?;
+    /// Relay::new(source, StdoutSink::new()).run(CancellationToken::new()).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn cdc(&self, options: CdcOptions) -> Result<Log<PgCdc>> {
         options.check()?;
         let log = LogOptions { group: CDC_GROUP, partitions: 1, ..options.log.clone() };

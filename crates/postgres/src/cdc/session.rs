@@ -326,6 +326,7 @@ impl Session {
             if self.shared.feed().bytes() < self.shared.options.buffer_bytes {
                 return;
             }
+            self.shared.arrived.notify_one();
             room.await;
         }
     }

@@ -81,3 +81,34 @@ async fn what_fails_is_parked_and_holds_its_key_only() {
     assert_eq!(f.number("SELECT count(*) FROM airtight.outbox WHERE status = 'dead'").await, dead);
     assert_eq!(f.number("SELECT count(*) FROM airtight.outbox WHERE status = 'done'").await, 5 - dead);
 }
+
+#[tokio::test]
+async fn an_event_without_a_table_is_delivered_with_its_transaction() {
+    let Some(f) = Fixture::create("emits").await else { return };
+    let sink = Recorder::default();
+    let mut tx = f.pool.begin().await.unwrap();
+    let error = f.outbox.emit(&mut tx, &event("a", 1)).await.unwrap_err();
+    assert!(error.message().contains("no replication slot"), "nobody would deliver it: {error}");
+    drop(tx);
+    assert_eq!(f.drain(&sink).await.unwrap().delivered, 0);
+
+    let mut tx = f.pool.begin().await.unwrap();
+    let id = f.outbox.emit(&mut tx, &event("a", 1).header("source", "test").max_attempts(7)).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut tx = f.pool.begin().await.unwrap();
+    f.outbox.emit(&mut tx, &event("a", 2)).await.unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(
+        f.outbox
+            .emit(&mut f.pool.begin().await.unwrap(), &event("a", 3).bytes(vec![0]))
+            .await
+            .unwrap_err()
+            .code(),
+        "bad_event"
+    );
+    assert_eq!(f.drain(&sink).await.unwrap().delivered, 1);
+    let events = sink.events();
+    assert_eq!((events[0].id.as_str(), sink.arrived()), (id.to_string().as_str(), vec!["a:1".to_owned()]));
+    assert_eq!(events[0].headers["source"], "test");
+    assert_eq!(f.number("SELECT count(*) FROM airtight.outbox").await, 0);
+}
