@@ -155,9 +155,11 @@ impl Feed {
         self.counted < self.last()
     }
 
-    /// Whether a transaction is being read.
-    pub(crate) fn is_open(&self) -> bool {
-        self.open.is_some()
+    /// The server says how far it is. Within a transaction that says nothing of what is complete.
+    pub(crate) fn heard(&mut self, lsn: Lsn, time: i64) {
+        if self.open.is_none() {
+            self.complete(lsn, time);
+        }
     }
 
     /// The transaction ends: everything up to `lsn` is complete.
@@ -259,6 +261,22 @@ mod tests {
         // An old one says nothing new.
         feed.complete(Lsn(800), 0);
         assert_eq!(feed.position(1).lsn, Lsn(900));
+    }
+
+    #[test]
+    fn a_keepalive_within_a_transaction_completes_nothing() {
+        let mut feed = feed();
+        feed.begin(Lsn(400)).unwrap();
+        feed.push(raw());
+        feed.heard(Lsn(390), 0);
+        assert_eq!((feed.received().lsn, feed.position(1).lsn), (Lsn(100), Lsn(100)));
+        // Not after a break in its middle, either.
+        feed.resume();
+        feed.heard(Lsn(390), 0);
+        assert_eq!(feed.received().lsn, Lsn(100));
+        transaction(&mut feed, 400, 2);
+        feed.heard(Lsn(500), 0);
+        assert_eq!((feed.received(), feed.last()), (Boundary { seq: 2, lsn: Lsn(500), time: 0 }, 2));
     }
 
     #[test]

@@ -540,10 +540,7 @@ fn take_in(
             frame.advance(1);
             let (end, time) = (Lsn(frame.get_u64()), frame.get_i64());
             *asked |= frame.get_u8() == 1;
-            // Within a transaction it says nothing of what is complete.
-            if !feed.is_open() {
-                feed.complete(end, time);
-            }
+            feed.heard(end, time);
             return Ok(None);
         }
         Some(b'w') if frame.len() >= 25 => {}

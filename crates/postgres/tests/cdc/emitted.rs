@@ -87,11 +87,11 @@ async fn another_prefix_than_before_skips_nothing() {
     f.streams().await;
     sink.hold_at(2001);
     // Messages and rows in turn: without the messages, the rows have other numbers.
-    f.sql(&format!(
+    f.sql(
         "DO $$ BEGIN FOR n IN 1..4000 LOOP PERFORM airtight.emit('test.cdc', 'Tested', 'Thing', 'm', jsonb_build_object('n', n)); \
          INSERT INTO airtight.outbox (stream, event_type, aggregate_type, aggregate_id, payload) \
-         VALUES ('test.cdc', 'Tested', 'Thing', 'r', jsonb_build_object('n', n)); END LOOP; END $$"
-    ))
+         VALUES ('test.cdc', 'Tested', 'Thing', 'r', jsonb_build_object('n', n)); END LOOP; END $$",
+    )
     .await;
     sink.has(2001).await;
     let place =

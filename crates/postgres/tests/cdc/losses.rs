@@ -83,14 +83,22 @@ async fn a_connection_that_is_ended_in_the_middle_of_a_large_transaction_goes_on
     sink.has(1).await;
     f.streams().await;
     sink.hold_at(1);
+    // More than sockets hold, so that the server is in the middle of it, too.
     f.sql(
         "INSERT INTO airtight.outbox (stream, event_type, aggregate_type, aggregate_id, payload) \
-         SELECT 'test.cdc', 'Tested', 'Thing', 'k' || n % 7, jsonb_build_object('n', n) FROM generate_series(1, 20000) AS n",
+         SELECT 'test.cdc', 'Tested', 'Thing', 'k' || n % 7, jsonb_build_object('n', n, 'x', repeat('x', 1500)) FROM generate_series(1, 20000) AS n",
     )
     .await;
     f.publish("last", 0..1).await;
     for step in 1..=12 {
-        eventually(SOON, "a stream to end", async || f.end_walsender().await).await;
+        if step % 4 == 0 {
+            // Long enough for a keepalive in the middle of the transaction, which the next step reads.
+            f.is_read().await;
+            let end = std::time::Instant::now() + Duration::from_millis(2200);
+            eventually(SOON, "some time to pass", async || std::time::Instant::now() > end).await;
+        } else {
+            eventually(SOON, "a stream to end", async || f.end_walsender().await).await;
+        }
         sink.hold_at(1500 * step);
         sink.has(1500 * step).await;
     }

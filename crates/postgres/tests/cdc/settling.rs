@@ -143,5 +143,5 @@ async fn the_lost_answer_of_a_write_costs_repeats_at_most() {
     let dead = f.number("SELECT count(*) FROM airtight.parked WHERE state = 'dead'").await;
     let bad = sink.events().into_iter().filter(|event| event.aggregate_id == "bad").map(|event| event.seq);
     let bad: std::collections::BTreeSet<i64> = bad.collect();
-    assert!(bad.len() as i64 + dead >= 60, "{} delivered, {dead} dead", bad.len());
+    assert!(i64::try_from(bad.len()).unwrap() + dead >= 60, "{} delivered, {dead} dead", bad.len());
 }

@@ -107,6 +107,13 @@ impl Fixture {
         .await;
     }
 
+    /// Waits until somebody holds the slot, however far behind it is.
+    pub(crate) async fn is_read(&self) {
+        let active =
+            format!("SELECT count(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'", self.slot());
+        eventually(SOON, "the slot to be read", async || self.number(&active).await == 1).await;
+    }
+
     /// Waits until the relay streams.
     pub(crate) async fn streams(&self) {
         let active = format!(
