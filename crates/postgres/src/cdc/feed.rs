@@ -8,7 +8,10 @@
 //! Events stay here, as the slices of the network buffers that they came in, until they are settled: one that is
 //! given back is read again from here, and one that fails is parked from here. Their bytes are what bounds it.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+};
 
 use airtight_core::{Error, Result};
 use bytes::Bytes;
@@ -27,6 +30,8 @@ pub(crate) struct Boundary {
     pub(crate) lsn: Lsn,
     /// When that was, in microseconds since 2000.
     pub(crate) time: i64,
+    /// The transaction before it; none for rows of the table.
+    pub(crate) xid: u32,
 }
 
 /// An event as it came.
@@ -76,8 +81,8 @@ pub(crate) struct Feed {
     boundaries: VecDeque<Boundary>,
     /// The newest boundary that is settled whole.
     base: Boundary,
-    /// The transaction that is being read.
-    open: Option<Lsn>,
+    /// The transaction that is being read: where it ends, and its number.
+    open: Option<(Lsn, u32)>,
     /// The number of the last event of the stream, as far as it was read by the session there is.
     counted: i64,
     /// The most bytes there ever were.
@@ -119,11 +124,11 @@ impl Feed {
     }
 
     /// A transaction begins.
-    pub(crate) fn begin(&mut self, at: Lsn) -> Result<()> {
+    pub(crate) fn begin(&mut self, at: Lsn, xid: u32) -> Result<()> {
         // Events of it that were read before the connection broke are here under the same numbers. If this is
         // another transaction, they are not: the server has another past than the one we know.
         let is_partly_here = self.counted < self.last();
-        if let Some(open) = self.open.filter(|open| is_partly_here && *open != at) {
+        if let Some(open) = self.open.map(|(open, _)| open).filter(|open| is_partly_here && *open != at) {
             return Err(Error::permanent(
                 "diverged",
                 format!(
@@ -133,7 +138,7 @@ impl Feed {
                 ),
             ));
         }
-        self.open = Some(at);
+        self.open = Some((at, xid));
         Ok(())
     }
 
@@ -155,6 +160,11 @@ impl Feed {
         self.counted < self.last()
     }
 
+    /// Whether a transaction is being read.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// The server says how far it is. Within a transaction that says nothing of what is complete.
     pub(crate) fn heard(&mut self, lsn: Lsn, time: i64) {
         if self.open.is_none() {
@@ -164,20 +174,38 @@ impl Feed {
 
     /// The transaction ends: everything up to `lsn` is complete.
     pub(crate) fn commit(&mut self, lsn: Lsn, time: i64) {
-        self.open = None;
-        self.complete(lsn, time);
+        let xid = self.open.take().map_or(0, |(_, xid)| xid);
+        self.mark(Boundary { seq: self.counted, lsn, time, xid });
     }
 
     /// Nothing more comes from before `lsn`. Not to be called within a transaction.
     pub(crate) fn complete(&mut self, lsn: Lsn, time: i64) {
-        let boundary = Boundary { seq: self.counted, lsn, time };
-        if lsn <= self.received().lsn {
+        self.mark(Boundary { seq: self.counted, lsn, time, xid: 0 });
+    }
+
+    fn mark(&mut self, boundary: Boundary) {
+        if boundary.lsn <= self.received().lsn {
             return;
         }
         match self.boundaries.back_mut() {
-            Some(last) if last.seq == boundary.seq => *last = boundary,
+            // Nothing came since: it is the same transaction that is before it.
+            Some(last) if last.seq == boundary.seq => *last = Boundary { xid: last.xid, ..boundary },
             _ => self.boundaries.push_back(boundary),
         }
+    }
+
+    /// The transactions of the events behind `from`, up to `to`.
+    pub(crate) fn transactions(&self, from: i64, to: i64) -> HashSet<u32> {
+        let behind = self.boundaries.iter().skip_while(|boundary| boundary.seq <= from);
+        let mut found = HashSet::new();
+        for boundary in behind {
+            found.insert(boundary.xid);
+            if boundary.seq >= to {
+                return found;
+            }
+        }
+        found.extend(self.open.map(|(_, xid)| xid));
+        found
     }
 
     /// The newest boundary with nothing unsettled before it, when everything up to `settled` is.
@@ -227,12 +255,12 @@ mod tests {
 
     fn feed() -> Feed {
         let mut feed = Feed::default();
-        feed.reset(Boundary { seq: 0, lsn: Lsn(100), time: 0 }, 0);
+        feed.reset(Boundary { seq: 0, lsn: Lsn(100), ..Boundary::default() }, 0);
         feed
     }
 
     fn transaction(feed: &mut Feed, at: u64, events: usize) {
-        feed.begin(Lsn(at)).unwrap();
+        feed.begin(Lsn(at), 7).unwrap();
         (0..events).for_each(|_| feed.push(raw()));
         feed.commit(Lsn(at + 10), 0);
     }
@@ -242,7 +270,7 @@ mod tests {
         let mut feed = feed();
         transaction(&mut feed, 200, 2);
         transaction(&mut feed, 300, 3);
-        feed.begin(Lsn(400)).unwrap();
+        feed.begin(Lsn(400), 7).unwrap();
         feed.push(raw());
         for (settled, lsn) in [(0, 100), (1, 100), (2, 210), (4, 210), (5, 310), (6, 310)] {
             assert_eq!(feed.position(settled).lsn, Lsn(lsn), "with {settled} settled");
@@ -266,7 +294,7 @@ mod tests {
     #[test]
     fn a_keepalive_within_a_transaction_completes_nothing() {
         let mut feed = feed();
-        feed.begin(Lsn(400)).unwrap();
+        feed.begin(Lsn(400), 7).unwrap();
         feed.push(raw());
         feed.heard(Lsn(390), 0);
         assert_eq!((feed.received().lsn, feed.position(1).lsn), (Lsn(100), Lsn(100)));
@@ -276,17 +304,20 @@ mod tests {
         assert_eq!(feed.received().lsn, Lsn(100));
         transaction(&mut feed, 400, 2);
         feed.heard(Lsn(500), 0);
-        assert_eq!((feed.received(), feed.last()), (Boundary { seq: 2, lsn: Lsn(500), time: 0 }, 2));
+        assert_eq!(
+            (feed.received(), feed.last()),
+            (Boundary { seq: 2, lsn: Lsn(500), ..Boundary::default() }, 2)
+        );
     }
 
     #[test]
     fn a_session_that_reads_again_takes_nothing_twice() {
         let mut feed = feed();
         transaction(&mut feed, 200, 2);
-        feed.begin(Lsn(300)).unwrap();
+        feed.begin(Lsn(300), 7).unwrap();
         feed.push(raw());
         assert_eq!(feed.last(), 3);
-        assert_eq!(feed.resume(), Boundary { seq: 2, lsn: Lsn(210), time: 0 });
+        assert_eq!(feed.resume(), Boundary { seq: 2, lsn: Lsn(210), time: 0, xid: 7 });
         transaction(&mut feed, 300, 2);
         assert_eq!(feed.last(), 4);
         assert_eq!(feed.position(4).lsn, Lsn(310));
@@ -295,21 +326,21 @@ mod tests {
     #[test]
     fn another_past_is_refused() {
         let mut feed = feed();
-        feed.begin(Lsn(300)).unwrap();
+        feed.begin(Lsn(300), 7).unwrap();
         feed.push(raw());
         feed.resume();
-        assert_eq!(feed.begin(Lsn(290)).unwrap_err().code(), "diverged");
+        assert_eq!(feed.begin(Lsn(290), 7).unwrap_err().code(), "diverged");
     }
 
     #[test]
     fn what_was_settled_before_is_counted_and_not_kept() {
         let mut feed = Feed::default();
-        feed.reset(Boundary { seq: 10, lsn: Lsn(100), time: 0 }, 12);
+        feed.reset(Boundary { seq: 10, lsn: Lsn(100), ..Boundary::default() }, 12);
         transaction(&mut feed, 200, 4);
         let numbers: Vec<i64> = feed.after(12).unwrap().map(|(seq, _)| seq).collect();
         assert_eq!(numbers, [13, 14]);
         assert_eq!(feed.position(12).lsn, Lsn(100));
-        assert_eq!(feed.position(14), Boundary { seq: 14, lsn: Lsn(210), time: 0 });
+        assert_eq!(feed.position(14), Boundary { seq: 14, lsn: Lsn(210), time: 0, xid: 7 });
     }
 
     #[test]
@@ -323,5 +354,23 @@ mod tests {
         assert!(feed.after(1).is_none(), "2 is gone");
         feed.settle(3, feed.position(3));
         assert_eq!((feed.bytes(), feed.last(), feed.position(3).lsn), (0, 3, Lsn(210)));
+    }
+
+    #[test]
+    fn it_is_known_which_transactions_events_came_from() {
+        let mut feed = feed();
+        for (at, xid) in [(200, 1), (300, 2), (400, 3)] {
+            feed.begin(Lsn(at), xid).unwrap();
+            (0..2).for_each(|_| feed.push(raw()));
+            feed.commit(Lsn(at + 10), 0);
+            feed.complete(Lsn(at + 20), 0);
+        }
+        feed.begin(Lsn(500), 4).unwrap();
+        feed.push(raw());
+        for (from, to, expected) in
+            [(0, 2, &[1][..]), (0, 3, &[1, 2]), (1, 2, &[1]), (2, 4, &[2]), (3, 7, &[2, 3, 4])]
+        {
+            assert_eq!(feed.transactions(from, to), expected.iter().copied().collect(), "{from} to {to}");
+        }
     }
 }

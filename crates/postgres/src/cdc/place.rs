@@ -37,6 +37,9 @@ const IDLE: (u64, Duration) = (1 << 20, Duration::from_secs(1));
 /// own record of what runs is acknowledged, and that record is small.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// How often it is looked whether a commit is visible, and for how long.
+const VISIBLE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(30));
+
 /// Where a reader is.
 #[derive(Debug)]
 pub(super) struct Place {
@@ -266,6 +269,10 @@ async fn write(
         dead,
         changes,
     };
+    if !delivered.is_empty() || !write.dead.is_empty() {
+        let transactions = shared.feed().transactions(place.stored, to);
+        wait_for(shared, transactions).await?;
+    }
     place.tried = place.tried.max(Some(to));
     let accepted = state::write(&shared.outbox, c, shared.marks(), member, &write).await?;
     place.written_at = Instant::now();
@@ -287,6 +294,22 @@ async fn write(
         shared.acked.send_replace(position.lsn);
     }
     Ok(true)
+}
+
+/// Waits until others can see what these transactions have written. The WAL shows a commit before the server does: for
+/// a moment the row of an event that was delivered already is not there to be marked.
+async fn wait_for(shared: &Shared, transactions: HashSet<u32>) -> Result<()> {
+    let end = Instant::now() + VISIBLE.1;
+    while state::are_running(&shared.outbox, &transactions).await? {
+        if Instant::now() >= end {
+            return Err(Error::retryable(
+                "postgres",
+                "a transaction that is committed does not become visible",
+            ));
+        }
+        tokio::time::sleep(VISIBLE.0).await;
+    }
+    Ok(())
 }
 
 /// An event to be parked, and what tells its row apart.

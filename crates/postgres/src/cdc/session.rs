@@ -151,10 +151,10 @@ impl Session {
         let settled = shared.settled();
         if stored.phase == Phase::Streaming {
             let lsn = stored.lsn.unwrap_or_default();
-            shared.begin(Boundary { seq: stored.seq, lsn, time: 0 }, settled, true);
+            shared.begin(Boundary { seq: stored.seq, lsn, ..Boundary::default() }, settled, true);
             return Ok(wire);
         }
-        let first = Boundary { seq: settled, lsn: Lsn(0), time: 0 };
+        let first = Boundary { seq: settled, ..Boundary::default() };
         let given = slot.is_some() && stored.phase == Phase::New;
         let skip = match shared.options.snapshot {
             Snapshot::Initial => false,
@@ -561,7 +561,7 @@ fn take_in(
         )
     })?;
     match message {
-        Message::Begin { final_lsn, .. } => feed.begin(final_lsn)?,
+        Message::Begin { final_lsn, xid, .. } => feed.begin(final_lsn, xid)?,
         Message::Commit { end_lsn, commit_time, .. } => feed.commit(end_lsn, commit_time),
         Message::Relation(relation) => return Ok(Some(Described::Relation(relation))),
         Message::Type { oid, schema, name } => {

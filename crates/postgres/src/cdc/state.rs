@@ -3,7 +3,7 @@
 //! A reader is a consumer with one partition, so that one relay streams and the others stand by, and every write
 //! here is fenced by the partition's owner and epoch, in the same statement.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use airtight_core::{
     Error, Event, Payload, Result,
@@ -439,6 +439,25 @@ fn key(event: &std::result::Result<Event, BadRow>) -> &str {
         Ok(event) => &event.aggregate_id,
         Err(bad) => bad.key.as_deref().unwrap_or_default(),
     }
+}
+
+/// Whether one of these transactions, whose commits are in the WAL, still runs in the eyes of others.
+pub(super) async fn are_running(outbox: &PgOutbox, transactions: &HashSet<u32>) -> Result<bool> {
+    let mut conn = outbox.acquire().await?;
+    let (running, next): (Vec<i64>, i64) = sqlx::query_as(
+        "WITH s AS (SELECT pg_current_snapshot() AS s) SELECT ARRAY(SELECT x::text::bigint FROM s, pg_snapshot_xip(s.s) x), \
+         (SELECT pg_snapshot_xmax(s.s)::text::bigint FROM s)",
+    )
+    .persistent(!outbox.pooled)
+    .fetch_one(conn.get())
+    .await
+    .map_err(doing("looking for commits that are not visible"))?;
+    conn.commit().await?;
+    // The WAL has the lower half of a transaction's number only.
+    let low = |xid: i64| u32::try_from(xid & 0xFFFF_FFFF).unwrap_or_default();
+    let is_ahead = |xid: u32| xid != 0 && xid.wrapping_sub(low(next)) < 1 << 31;
+    Ok(running.iter().any(|xid| transactions.contains(&low(*xid)))
+        || transactions.iter().any(|xid| is_ahead(*xid)))
 }
 
 /// Copies events to the parked ones, from here: the table need not have them.
