@@ -26,8 +26,8 @@ CREATE TABLE {schema}.slot (
     PRIMARY KEY (outbox, name)
 ) WITH (fillfactor = 50);
 
--- The row as the WAL had it, for formats that want more than an event has.
-ALTER TABLE {schema}.parked ADD COLUMN source_row jsonb;
+-- The row as the WAL had it, for formats that want more than an event has; and which row it is, to mark it.
+ALTER TABLE {schema}.parked ADD COLUMN source_row jsonb, ADD COLUMN identity text;
 
 -- An event without a table: a message in the WAL, in the caller's transaction. No row, no index, nothing to clean
 -- up; and nobody to find it again, so it is refused where no slot would carry it.

@@ -304,10 +304,7 @@ mod tests {
         assert_eq!(feed.received().lsn, Lsn(100));
         transaction(&mut feed, 400, 2);
         feed.heard(Lsn(500), 0);
-        assert_eq!(
-            (feed.received(), feed.last()),
-            (Boundary { seq: 2, lsn: Lsn(500), ..Boundary::default() }, 2)
-        );
+        assert_eq!((feed.received(), feed.last()), (Boundary { seq: 2, lsn: Lsn(500), time: 0, xid: 7 }, 2));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use airtight_core::{
 use super::{
     Lsn, Shared,
     feed::Boundary,
-    state::{self, Write},
+    state::{self, Parking, Write},
 };
 
 /// How long moves are gathered.
@@ -249,10 +249,10 @@ async fn write(
                 Fate::Unknown { error } => Some((error, true)),
                 Fate::Delivered | Fate::Held | Fate::Retry { .. } => None,
             };
-            if let (Some((error, unknown)), Some(identity)) = (fate, identity) {
-                dead.push((identity, error, unknown));
+            if let (Some((error, unknown)), Some(identity)) = (fate, &identity) {
+                dead.push((identity.clone(), error, unknown));
             }
-            park.push((one, row));
+            park.push(Parking { park: one, row, identity });
         }
         (feed.position(to), feed.last() <= to && !feed.is_open())
     };

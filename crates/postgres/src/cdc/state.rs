@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row, types::Json};
 use super::{Lsn, feed::Boundary, values::from_pg_micros};
 use crate::{
     PgOutbox,
-    columns::{Columns, EventColumns, col},
+    columns::{Columns, EventColumns},
     error::doing,
     log::{consumers, settle},
     members,
@@ -314,6 +314,14 @@ pub(super) async fn waiting(
     Ok((all.unsigned_abs(), blocked.unsigned_abs()))
 }
 
+/// An event that is to be parked.
+pub(super) struct Parking<'a> {
+    pub(super) park: &'a Park,
+    pub(super) row: LogRow,
+    /// Which row of the table it is, where it has one.
+    pub(super) identity: Option<String>,
+}
+
 /// What is to be written: where the reader is now, and what became of events.
 pub(super) struct Write<'a> {
     pub(super) epoch: i64,
@@ -327,7 +335,7 @@ pub(super) struct Write<'a> {
     /// Nothing that was read waits to be settled.
     pub(super) caught_up: bool,
     /// What is to be parked, with the events.
-    pub(super) park: Vec<(&'a Park, LogRow)>,
+    pub(super) park: Vec<Parking<'a>>,
     /// What became of parked ones.
     pub(super) parked: Vec<&'a Park>,
     /// Rows that were delivered, by their identity.
@@ -363,7 +371,7 @@ pub(super) async fn write(
     }
     if !write.park.is_empty() {
         park(outbox, conn.get(), c, member, &write.park).await?;
-        keys.extend(write.park.iter().map(|(_, row)| key(&row.event).to_owned()));
+        keys.extend(write.park.iter().map(|one| key(&one.row.event).to_owned()));
     }
     if !write.parked.is_empty() {
         if marks.is_some() {
@@ -466,21 +474,21 @@ async fn park(
     conn: &mut PgConnection,
     c: &EventColumns,
     member: &Member,
-    park: &[(&Park, LogRow)],
+    parking: &[Parking<'_>],
 ) -> Result<()> {
-    let fates = settle::Fates::new(park.iter().map(|(park, _)| *park));
+    let fates = settle::Fates::new(parking.iter().map(|one| one.park));
     let sql = format!(
         "INSERT INTO {} AS p (outbox, consumer, seq, slot, key, id, stream, event_type, aggregate_type, aggregate_id, \
            op, payload, payload_bytes, headers, occurred_at, schema_version, extra, source_row, state, attempts, \
-           due_at, error_code, error_message, max_attempts) \
+           due_at, error_code, error_message, max_attempts, identity) \
          VALUES ($1, $2, $3, (hashtextextended($4, 0) & 63)::smallint, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
-           $16, $17, $18, $19, now() + make_interval(secs => $20), $21, $22, $23) \
+           $16, $17, $18, $19, now() + make_interval(secs => $20), $21, $22, $23, $24) \
          ON CONFLICT (outbox, consumer, seq) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, \
            due_at = excluded.due_at, error_code = excluded.error_code, error_message = excluded.error_message \
            WHERE excluded.error_code IS NOT NULL",
         outbox.own("parked")
     );
-    for (at, (_, row)) in park.iter().enumerate() {
+    for (at, Parking { row, identity, .. }) in parking.iter().enumerate() {
         let event = &row.event;
         let query = sqlx::query(AssertSqlSafe(sql.clone()))
             .persistent(!outbox.pooled)
@@ -534,6 +542,7 @@ async fn park(
             .bind(&fates.codes[at])
             .bind(&fates.messages[at])
             .bind(row.max_attempts.map(i64::from))
+            .bind(identity)
             .execute(&mut *conn)
             .await
             .map_err(doing("parking events"))?;
@@ -541,7 +550,7 @@ async fn park(
     Ok(())
 }
 
-/// The rows behind parked events, where the table has them under the event's id.
+/// The rows behind parked events, where they have one.
 async fn identities(
     outbox: &PgOutbox,
     conn: &mut PgConnection,
@@ -550,12 +559,9 @@ async fn identities(
     seqs: &[i64],
 ) -> Result<Vec<(i64, String)>> {
     let sql = format!(
-        "SELECT p.seq, {identity}::text FROM {table} t JOIN {parked} p ON {id}::text = p.id \
-         WHERE p.outbox = $1 AND p.consumer = $2 AND p.seq = ANY($3::bigint[])",
-        identity = c.identity(),
-        table = c.table,
-        parked = outbox.own("parked"),
-        id = col(&c.spec.id),
+        "SELECT seq, identity FROM {} WHERE outbox = $1 AND consumer = $2 AND seq = ANY($3::bigint[]) \
+         AND identity IS NOT NULL",
+        outbox.own("parked")
     );
     sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
