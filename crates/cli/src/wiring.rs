@@ -314,6 +314,14 @@ impl Store {
         }
     }
 
+    /// Whether its rows have a place that consumers can follow.
+    pub(crate) fn is_followable(&self) -> bool {
+        match self {
+            Self::Sqlite(_) => true,
+            Self::Postgres(outbox) => outbox.spec().seq.is_some(),
+        }
+    }
+
     /// Makes a log's partitions ahead, where the database has such a thing. Returns how many.
     pub(crate) async fn make_partitions(&self) -> Result<u64, Error> {
         match self {

@@ -256,7 +256,7 @@ pub(crate) struct RunArgs {
     /// The key that signs webhooks
     #[arg(long, value_name = "SECRET", env = "AIRTIGHT_WEBHOOK_SECRET", hide_env_values = true)]
     pub(crate) webhook_secret: Option<String>,
-    /// With --read queue: how long done events are kept, e.g. 7d, or `forever` [default: 7d; with --drain nothing is removed]
+    /// How long done events are kept, where rows have a status, e.g. 7d, or `forever` [default: 7d; with --drain nothing is removed]
     #[arg(long, value_name = "DURATION", conflicts_with = "config")]
     pub(crate) keep_done: Option<String>,
     /// Stop when the backlog is empty, and print a summary

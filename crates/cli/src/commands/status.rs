@@ -72,7 +72,11 @@ fn print_streams(status: &Status) -> Outcome {
 
 fn print_relays(status: &Status, is_log: bool) -> Outcome {
     if status.relays.is_empty() {
-        let how = if is_log { " --read log --consumer NAME" } else { "" };
+        let how = match (is_log, status.slots.is_empty()) {
+            (_, false) => " --read cdc",
+            (true, true) => " --read log --consumer NAME",
+            (false, true) => "",
+        };
         return line(format!("no relay is running; start one with `airtight run{how}`"));
     }
     let mut table = Table::new(&["relay", "host", "streams", "order", "partitions", "lease"]);

@@ -270,14 +270,18 @@ impl PgOutbox {
         Ok(findings)
     }
 
-    /// Removes rows that all readers have passed and that are older than `keep`, from a table without a status.
+    /// Removes rows that all readers have passed and that are older than `keep`, from a table that has neither a
+    /// status nor a `seq`: one that could be a log is left to the log's retention.
     /// Returns how many.
     pub async fn prune_behind(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
         let failed = doing("removing delivered rows");
         let mut conn = self.acquire().await?;
         let c = EventColumns::load(self, &mut conn).await?;
         conn.commit().await?;
-        let Some(created_at) = c.spec.created_at.as_ref().filter(|_| c.spec.status.is_none()) else {
+        // A log has consumers and a floor of its own: its retention is the log's.
+        let is_log = c.spec.seq.is_some();
+        let Some(created_at) = c.spec.created_at.as_ref().filter(|_| c.spec.status.is_none() && !is_log)
+        else {
             return Ok(0);
         };
         let identity = c.identity();

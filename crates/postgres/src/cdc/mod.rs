@@ -473,7 +473,10 @@ impl LogStore for PgCdc {
 
     async fn attach(&self, member: &Member, _start: Start) -> Result<()> {
         let shared = &self.shared;
-        let (publication, prefix) = (&shared.options.publication, shared.options.messages.as_deref());
+        // Older servers do not send messages, and `emit` must not think so.
+        let carries = slot::server_version(&shared.outbox).await? >= slot::MESSAGES;
+        let prefix = shared.options.messages.as_deref().filter(|_| carries);
+        let publication = &shared.options.publication;
         state::attach(&shared.outbox, shared.columns()?, member, publication, prefix).await
     }
 

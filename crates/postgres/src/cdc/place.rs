@@ -35,7 +35,7 @@ const IDLE: (u64, Duration) = (1 << 20, Duration::from_secs(1));
 
 /// After less it takes its time. It moves on all the same: the server lets go of WAL only when a place behind its
 /// own record of what runs is acknowledged, and that record is small.
-const QUIET: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether a commit is visible, and for how long.
 const VISIBLE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(30));

@@ -77,7 +77,7 @@ impl Session {
     async fn read(&mut self) -> Result<std::convert::Infallible> {
         let mut wire = Wire::connect_for_replication(&self.shared.endpoint).await?;
         let server = slot::identify(&mut wire).await?;
-        self.version = self.server_version().await?;
+        self.version = slot::server_version(&self.shared.outbox).await?;
         let begun = self.shared.timeline(&server)?;
         let (stored, slot) = self.look(&server).await?;
         if !begun {
@@ -102,17 +102,6 @@ impl Session {
         let error = self.stream(&mut wire).await;
         wire.close().await;
         Err(error)
-    }
-
-    async fn server_version(&self) -> Result<i32> {
-        let mut conn = self.shared.outbox.acquire().await?;
-        let version = sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
-            .persistent(!self.shared.outbox.pooled)
-            .fetch_one(conn.get())
-            .await
-            .map_err(doing("reading the server's version"))?;
-        conn.commit().await?;
-        Ok(version)
     }
 
     /// What is stored and what the slot is, whenever a session begins: somebody may have made the slot anew since the

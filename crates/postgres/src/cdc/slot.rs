@@ -15,6 +15,9 @@ use super::{
 };
 use crate::{PgOutbox, columns::EventColumns, error::doing};
 
+/// The first version that sends messages of the WAL.
+pub(super) const MESSAGES: i32 = 140_000;
+
 /// What the server says of itself on a replication connection.
 #[derive(Debug, Clone)]
 pub(super) struct Server {
@@ -79,6 +82,18 @@ fn no_right(error: Error, role: &str) -> Error {
         return error.context("connecting for replication");
     }
     Error::permanent("no_replication", format!("{error}. Grant it: ALTER ROLE {} REPLICATION", quote(role)))
+}
+
+/// The version, as a number.
+pub(super) async fn server_version(outbox: &PgOutbox) -> Result<i32> {
+    let mut conn = outbox.acquire().await?;
+    let version = sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
+        .persistent(!outbox.pooled)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("reading the server's version"))?;
+    conn.commit().await?;
+    Ok(version)
 }
 
 /// Asks the server who it is.
@@ -447,7 +462,7 @@ pub(super) fn start_command(
     // A name list in a literal: each name is quoted for itself.
     let publications = literal(&quote(publication));
     // Asked for only where the server knows the word.
-    let messages = if messages && version >= 140_000 { ", messages 'true'" } else { "" };
+    let messages = if messages && version >= MESSAGES { ", messages 'true'" } else { "" };
     format!(
         "START_REPLICATION SLOT {} LOGICAL {from} (proto_version '1', publication_names {publications}{messages})",
         quote(name)

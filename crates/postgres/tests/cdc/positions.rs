@@ -24,21 +24,6 @@ impl Fixture {
     }
 }
 
-impl Fixture {
-    /// Waits until the reader has nothing left to write down.
-    async fn rests(&self) {
-        let mut last = (String::new(), std::time::Instant::now());
-        eventually(SOON, "the reader to come to rest", async || {
-            let now = self.text("SELECT moved_at::text FROM airtight.slot").await;
-            if now != last.0 {
-                last = (now, std::time::Instant::now());
-            }
-            last.1.elapsed() > Duration::from_millis(2500)
-        })
-        .await;
-    }
-}
-
 const STORED: &str = "SELECT coalesce(max(lsn), 'FFFFFFFF/FFFFFFFF')::text FROM airtight.slot";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -108,7 +93,6 @@ async fn an_idle_outbox_with_a_busy_neighbour_pins_no_wal() {
     let relay = f.start(&sink);
     sink.has(1).await;
     f.streams().await;
-    f.rests().await;
     f.sql("CREATE TABLE neighbour AS SELECT repeat('x', 1000) AS x FROM generate_series(1, 8000)").await;
     let busy = f.lsn("SELECT pg_current_wal_lsn()::text").await;
     eventually(Duration::from_secs(5), "the slot to follow", async || f.confirmed().await >= busy).await;
@@ -136,7 +120,7 @@ async fn an_open_transaction_of_the_outbox_is_not_acknowledged_over() {
 }
 
 #[tokio::test]
-async fn an_idle_reader_stores_nothing() {
+async fn an_idle_reader_writes_little() {
     let Some(server) = PrivateServer::start_with("idle", &["wal_level = logical", "autovacuum = off"]) else {
         return;
     };
@@ -149,16 +133,16 @@ async fn an_idle_reader_stores_nothing() {
     sink.has(1).await;
     f.streams().await;
     f.sql("CHECKPOINT").await;
+    // The first writes after a checkpoint cost whole pages.
     let moved = "SELECT moved_at::text FROM airtight.slot";
-    // The first write after a checkpoint costs whole pages, and what is behind it is still told.
-    f.rests().await;
-    let (before, stored) = (f.lsn("SELECT pg_current_wal_insert_lsn()::text").await, f.text(moved).await);
+    let first = f.text(moved).await;
+    eventually(SOON, "the position to be written", async || f.text(moved).await != first).await;
+    let before = f.lsn("SELECT pg_current_wal_insert_lsn()::text").await;
     let end = std::time::Instant::now() + Duration::from_secs(13);
     eventually(SOON, "some time to pass", async || std::time::Instant::now() > end).await;
     let after = f.lsn("SELECT pg_current_wal_insert_lsn()::text").await;
-    assert_eq!(f.text(moved).await, stored, "the position was not written again");
     println!("{} bytes of WAL in 13 s", after.since(before));
-    // The lease is renewed every two seconds, and the server writes a little of its own.
-    assert!(after.since(before) < 8192, "{} bytes", after.since(before));
+    // The lease is renewed every two seconds, the position is stored behind that, and the server writes a little.
+    assert!(after.since(before) < 32 << 10, "{} bytes", after.since(before));
     relay.stop().await;
 }

@@ -40,6 +40,10 @@ pub(super) async fn keep(
         }
         if wal && !log && store.is_log() {
             said(wal_round(&store, &retention).await);
+            // Where it can be a log, consumers decide what may go.
+            if store.is_followable() {
+                said(log_round(&store, &retention).await);
+            }
         }
     }
 }
