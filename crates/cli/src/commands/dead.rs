@@ -84,7 +84,14 @@ pub(crate) async fn show(args: &DeadShowArgs) -> Outcome {
 async fn find(store: &Store, id: &str, consumer: Option<&str>) -> Outcome<Vec<Parked>> {
     let log = store.log_admin();
     let of = consumer.map(str::to_owned);
-    if let Ok(seq) = id.parse() {
+    // Where rows have a status, a number is theirs, and not the one that a reader of the WAL has given them.
+    let id = match store.is_log() {
+        true => id.to_owned(),
+        false => store.admin().show(id).await?.map_or_else(|| id.to_owned(), |detail| detail.row.id),
+    };
+    if let Ok(seq) = id.parse()
+        && store.is_log()
+    {
         let wanted = ParkedFilter { consumer: of.clone(), seqs: vec![seq], ..ParkedFilter::default() };
         let found = log.parked(&wanted).await?;
         if !found.is_empty() {

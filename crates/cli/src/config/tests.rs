@@ -109,6 +109,11 @@ fn the_example_is_valid_and_shows_the_defaults() {
     let mut kafka = KafkaConfig::from_url(broker.url.reveal()).unwrap();
     let settings = broker.settings.iter().map(|(key, value)| (key.clone(), value.reveal().to_owned()));
     kafka.set_all(&settings.collect::<Vec<_>>()).unwrap();
+    // A topic of its own goes without saying, and Debezium's router has another.
+    assert_eq!(
+        kafka.topic.take().map(|topic| format!("{topic:?}")),
+        Some(r#"Template("{stream}")"#.to_owned())
+    );
     assert_eq!(format!("{kafka:?}"), format!("{:?}", KafkaConfig::new("localhost:9092")));
 }
 
@@ -288,6 +293,16 @@ fn complaints_name_line_key_and_remedy() {
         (
             format!("{p}read = \"cdc\"\nslot = \"Shop-1\"\n"),
             "airtight.toml:4: pipelines.a.slot: a slot's name has 1 to 63 lower-case letters, digits and underscores, `Shop-1` does not",
+        ),
+        (
+            format!(
+                "{p}read = \"cdc\"\nslot = \"s\"\n[pipelines.b]\nto = \"null:\"\nread = \"cdc\"\nslot = \"s\"\n"
+            ),
+            "airtight.toml:5: pipelines.b: pipelines `a` and `b` both read the slot `s`, which one of them can; give each its own `slot`",
+        ),
+        (
+            format!("{p}read = \"cdc\"\n[pipelines.b]\nto = \"null:\"\n"),
+            "airtight.toml:4: pipelines.b: pipelines `a` and `b` both read all streams, so each event would reach only one of them; give each its own `streams`",
         ),
         (
             format!("{p}read = \"cdc\"\nsnapshot = \"always\"\n"),

@@ -3,7 +3,8 @@
 use super::{Pipeline, Reading};
 
 /// Refuses two pipelines that stand in each other's way: those that read the same stream of a queue, since each
-/// event would go to one of them only, and by chance; and those that share a consumer of a log.
+/// event would go to one of them only, and by chance (through the WAL it would go to both, and be marked by one); and
+/// those that share a consumer of a log, or a slot.
 pub(crate) fn check_overlap(one: &Pipeline, other: &Pipeline) -> Result<(), String> {
     match (&one.read, &other.read) {
         (Reading::Queue(a), Reading::Queue(b)) => check_streams(one, &a.streams, other, &b.streams),
@@ -12,6 +13,16 @@ pub(crate) fn check_overlap(one: &Pipeline, other: &Pipeline) -> Result<(), Stri
              its own `consumer`",
             one.name, other.name, a.consumer
         )),
+        (Reading::Cdc(a), Reading::Cdc(b))
+            if a.log.consumer == b.log.consumer && !a.log.consumer.is_empty() =>
+        {
+            Err(format!(
+                "pipelines `{}` and `{}` both read the slot `{}`, which one of them can; give each its own `slot`",
+                one.name, other.name, a.log.consumer
+            ))
+        }
+        (Reading::Queue(a), Reading::Cdc(b)) => check_streams(one, &a.streams, other, &b.log.streams),
+        (Reading::Cdc(a), Reading::Queue(b)) => check_streams(one, &a.log.streams, other, &b.streams),
         _ => Ok(()),
     }
 }

@@ -62,7 +62,15 @@ impl Plan {
 
     /// What a connector of Debezium's does.
     fn of_connector(args: &RunArgs, file: &Path) -> Outcome<Self> {
-        let read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
+        let mut read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
+        refuse_for_connector(args)?;
+        if let Reading::Cdc(cdc) = &mut read.pipeline.read {
+            cdc.log.on_failure = on_failure(args);
+            if let Some(lease) = args.lease {
+                cdc.log.lease = Duration::from_secs(lease);
+            }
+        }
+        set_policy(args, &mut read.pipeline.policy);
         let database = Database { schema: args.database.schema.clone(), ..Database::default() };
         let target = Target { url: read.url, database, connector: Some(Arc::new(read.connector)) };
         // Debezium removes nothing.
@@ -107,26 +115,58 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
         max_payload: None,
     };
     let mut policy = Policy { order, block_on_dead, ..Policy::default() };
-    if let Some(attempts) = args.max_attempts {
-        policy.max_attempts = attempts;
-    }
-    if let Some(batch) = args.batch {
-        set_batch(&mut policy, batch as usize);
-    }
-    if let Some(poll) = args.poll {
-        policy.poll = Duration::from_millis(poll);
-    }
+    set_policy(args, &mut policy);
     let read = reading(args, word, common)?;
     let name = read.consumer().unwrap_or("default").to_owned();
     Ok(Pipeline::new(name, read, policy, sink))
 }
 
-fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
-    let follow = &args.follow;
-    let on_failure = match follow.on_failure {
+/// The policies that the command line has.
+fn set_policy(args: &RunArgs, policy: &mut Policy) {
+    if let Some(attempts) = args.max_attempts {
+        policy.max_attempts = attempts;
+    }
+    if let Some(batch) = args.batch {
+        set_batch(policy, batch as usize);
+    }
+    if let Some(poll) = args.poll {
+        policy.poll = Duration::from_millis(poll);
+    }
+}
+
+/// What a connector's file says itself, or what Debezium does not have.
+fn refuse_for_connector(args: &RunArgs) -> Outcome {
+    let given = [
+        ("--stream", !args.streams.is_empty()),
+        ("--order", args.order.is_some()),
+        ("--on-dead", args.on_dead.is_some()),
+        ("--slot", args.wal.slot.is_some()),
+        ("--publication", args.wal.publication.is_some()),
+        ("--snapshot", args.wal.snapshot.is_some()),
+        ("--consumer", args.follow.consumer.is_some()),
+        ("--partitions", args.follow.partitions.is_some()),
+        ("--start", args.follow.start.is_some()),
+        ("--keep-log", args.follow.keep_log.is_some()),
+        ("--keep-done", args.keep_done.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(Failure::usage(format!(
+            "{flag} does not go with --debezium: the connector's file says it all"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn on_failure(args: &RunArgs) -> OnFailure {
+    match args.follow.on_failure {
         Some(OnFailureArg::Halt) => OnFailure::Halt,
         Some(OnFailureArg::Park) | None => OnFailure::Park,
-    };
+    }
+}
+
+fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
+    let follow = &args.follow;
+    let on_failure = on_failure(args);
     if word != ReadWord::Cdc {
         let wal = &args.wal;
         let given = [
