@@ -1,0 +1,1 @@
+//! One goes on where the other stopped.
