@@ -207,8 +207,13 @@ impl Tap {
 
     /// Reads what is there, and looks for new topics.
     pub(crate) fn read(&mut self) {
+        // Not for ever: somebody may write all the time.
+        let end = Instant::now() + Duration::from_secs(1);
         while let Some(message) = self.consumer.poll(Duration::from_millis(100)) {
             self.seen.push(read(&message.unwrap()));
+            if Instant::now() > end {
+                break;
+            }
         }
         let metadata = self.consumer.fetch_metadata(None, Duration::from_secs(10)).unwrap();
         let mut fresh = TopicPartitionList::new();
