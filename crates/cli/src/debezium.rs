@@ -277,10 +277,13 @@ pub(crate) fn connector(
     {
         router.route_by = column;
     }
+    router.topic_prefix.get_or_insert_with(|| pipeline.name.clone());
     let schema = table.schema.clone().unwrap_or_else(|| "public".into());
     router.table = Some(format!("{schema}.{}", table.table));
     let connector = ConnectorConfig {
-        name: Some(pipeline.name.clone()),
+        // Connect remembers positions by connectors' names. One that has run before would ask for WAL that is gone
+        // since, and fail.
+        name: Some(format!("{}-from-airtight", pipeline.name)),
         host: options.get_host().to_owned(),
         port: options.get_port(),
         user: options.get_username().to_owned(),

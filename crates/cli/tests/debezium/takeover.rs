@@ -16,7 +16,7 @@ use airtight_testkit::{
     wait::eventually,
 };
 use serde_json::{Map, Value};
-use sqlx::PgPool;
+use sqlx::{AssertSqlSafe, PgPool};
 use tokio::task::JoinHandle;
 
 use super::support::{
@@ -144,12 +144,17 @@ async fn one_goes_on_where_the_other_stopped() {
     wait_for(&mut tap, "Debezium delivers", &|| connect.log_tail());
     let by_debezium = tap.seen.len();
     connect.stop().await;
+    let left = position(&pool, "SELECT pg_current_wal_lsn()::text").await;
 
     let path = write(&dir, "connector.json", &serde_json::to_string(&file).unwrap());
     let to = format!("kafka://{}", kafka.bootstrap());
     let (log, args) = (dir.path().join("log"), ["run", "--debezium", path.to_str().unwrap(), "--to", &to]);
     let relay = Relay::start(&args, &log);
     wait_for(&mut tap, "airtight delivers", &|| relay.log());
+    // As after a day: the server no longer has what was before.
+    sql(&pool, "CHECKPOINT").await;
+    let kept = format!("SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name = '{slot}'");
+    eventually(PATIENCE, "the server to forget", async || position(&pool, &kept).await > left).await;
     let said = relay.stop();
     assert!(said.contains("streaming") && !said.contains("the table was read"), "{said}");
     tap.read();
@@ -161,12 +166,17 @@ async fn one_goes_on_where_the_other_stopped() {
     );
     assert!(then.again.len() <= FEW, "{:?}", then.again);
 
-    // And back, with what we print, by the same name: Connect remembers where that one was.
-    let back = printed(&db, &kafka, slot, &dir);
+    // And back, with what we print. Not by a name that Connect knows: what it remembers is gone from the server.
+    let (name, back) = printed(&db, &kafka, slot, &dir);
     connect.start_again().await;
     connect.add("orders", &back).await;
+    let failed = async || connect.task("orders").await.is_some_and(|(state, _)| state == "FAILED");
+    eventually(PATIENCE, "Debezium to fail over its old position", failed).await;
+    assert!(connect.task("orders").await.unwrap().1.unwrap().contains("no longer available on the server"));
+    connect.remove("orders").await;
+    connect.add(&name, &back).await;
     eventually(PATIENCE, "Debezium again", async || {
-        let task = connect.task("orders").await;
+        let task = connect.task(&name).await;
         assert!(task.as_ref().is_none_or(|(state, _)| state != "FAILED"), "{task:?}");
         is_streaming(&pool, slot).await
     })
@@ -197,8 +207,16 @@ async fn one_goes_on_where_the_other_stopped() {
     assert!(said.contains("the slot") && said.contains("stands at"), "{said}");
 }
 
+/// A place in the WAL, to be compared.
+async fn position(pool: &PgPool, sql: &str) -> u64 {
+    let lsn: String = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(pool).await.unwrap();
+    let (high, low) = lsn.split_once('/').unwrap();
+    let number = |text: &str| u64::from_str_radix(text, 16).unwrap();
+    number(high) << 32 | number(low)
+}
+
 /// What `airtight debezium-config` prints for a config that does the same.
-fn printed(db: &TestDb, kafka: &Kafka, slot: &str, dir: &tempfile::TempDir) -> Map<String, Value> {
+fn printed(db: &TestDb, kafka: &Kafka, slot: &str, dir: &tempfile::TempDir) -> (String, Map<String, Value>) {
     let toml = format!(
         r#"[database]
 url = "{}"
@@ -240,12 +258,12 @@ create_partitions = {PARTITIONS}
         airtight(&["debezium-config", "-c", config.to_str().unwrap(), "--password"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let whole: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(whole["name"], "orders");
+    assert_eq!(whole["name"], "orders-from-airtight");
     let mut printed = whole["config"].as_object().unwrap().clone();
     assert_eq!(printed["slot.name"], slot);
     // The test's own server lets everybody in, and Debezium wants a password all the same.
     printed.entry("database.password").or_insert("none".into());
     printed.insert("topic.creation.default.replication.factor".into(), "1".into());
     printed.insert("topic.creation.default.partitions".into(), PARTITIONS.into());
-    printed
+    ("orders-from-airtight".into(), printed)
 }
