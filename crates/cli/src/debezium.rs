@@ -49,11 +49,13 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
             connector.plugin
         )));
     }
-    for (key, value) in &connector.ignored {
-        tracing::info!(key, value, "means nothing here and is ignored");
+    let heeded = heeded(&connector);
+    // Without their values, some of which are passwords.
+    for (key, _) in connector.ignored.iter().filter(|(key, _)| !heeded.iter().any(|(_, of, _)| of == key)) {
+        tracing::info!(key, "means nothing here and is ignored");
     }
     let converters = converters(&connector, file)?;
-    let sink = sink(&connector, converters, to, file)?;
+    let sink = sink(&connector, converters, &heeded, to, file)?;
     let read = Reading::Cdc(Box::new(CdcOptions {
         publication: connector.publication.clone(),
         snapshot: match connector.snapshot_mode.as_str() {
@@ -105,9 +107,30 @@ fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
     })
 }
 
+/// What a connector says to Connect's producer, and to whoever makes its topics: our key, the connector's, the value.
+fn heeded(connector: &ConnectorConfig) -> Vec<(&'static str, &'static str, String)> {
+    const KEYS: [(&str, &str); 4] = [
+        ("create_partitions", "topic.creation.default.partitions"),
+        ("create_replication", "topic.creation.default.replication.factor"),
+        ("compression", "producer.override.compression.type"),
+        ("max_message_bytes", "producer.override.max.request.size"),
+    ];
+    let given =
+        |key: &str| connector.ignored.iter().find(|(name, _)| name == key).map(|(_, value)| value.trim());
+    let mut found = Vec::new();
+    for (ours, theirs) in KEYS {
+        // -1 is the broker's own default, which is ours as well.
+        if let Some(value) = given(theirs).filter(|value| !matches!(*value, "" | "-1")) {
+            found.push((ours, theirs, value.to_owned()));
+        }
+    }
+    found
+}
+
 fn sink(
     connector: &ConnectorConfig,
     converters: Converters,
+    heeded: &[(&str, &str, String)],
     to: Option<&str>,
     file: &Path,
 ) -> Outcome<SinkTarget> {
@@ -133,6 +156,7 @@ fn sink(
         // As Connect does, where the cluster lets it.
         ("create".into(), "true".into()),
     ];
+    settings.extend(heeded.iter().map(|(key, _, value)| ((*key).to_owned(), value.clone())));
     settings
         .extend(connector.router.pairs().into_iter().map(|(key, value)| (format!("debezium.{key}"), value)));
     let settings = settings.into_iter().map(|(key, value)| (key, Secret::new(value))).chain(given).collect();
@@ -253,10 +277,13 @@ pub(crate) fn connector(
     {
         router.route_by = column;
     }
+    router.topic_prefix.get_or_insert_with(|| pipeline.name.clone());
     let schema = table.schema.clone().unwrap_or_else(|| "public".into());
     router.table = Some(format!("{schema}.{}", table.table));
     let connector = ConnectorConfig {
-        name: Some(pipeline.name.clone()),
+        // Connect remembers positions by connectors' names. One that has run before would ask for WAL that is gone
+        // since, and fail.
+        name: Some(format!("{}-from-airtight", pipeline.name)),
         host: options.get_host().to_owned(),
         port: options.get_port(),
         user: options.get_username().to_owned(),

@@ -259,10 +259,16 @@ impl Session {
             wire.query(&set, "taking the slot's snapshot").await?;
         }
         let open = shared.marks().map_or("true".into(), |marks| marks.is_open());
+        let order = if c.spec.seq.is_some() || c.spec.created_at.is_some() {
+            format!("ORDER BY {}", c.order().join(", "))
+        } else {
+            // Nothing says which came first. An id may be random; where a row lies is the nearest to it that there is.
+            wire.query("SET LOCAL synchronize_seqscans = off", "beginning the snapshot").await?;
+            String::new()
+        };
         let declare = format!(
-            "DECLARE airtight NO SCROLL CURSOR FOR SELECT t.* FROM {} t WHERE {open} ORDER BY {}",
-            c.table,
-            c.order().join(", ")
+            "DECLARE airtight NO SCROLL CURSOR FOR SELECT t.* FROM {} t WHERE {open} {order}",
+            c.table
         );
         wire.query(&declare, "reading the table").await?;
         let (mut mapping, mut rows, mut told) = (None, 0_u64, Instant::now());
