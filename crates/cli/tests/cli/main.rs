@@ -11,9 +11,11 @@
 //! | `operate` | status, lists, dead letters, tail, prune |
 //! | `demo` | the demo and its audit |
 //! | `log` | a log and its consumers: follow, replay, dead letters, retention |
+//! | `cdc` | the WAL as the source: readers, dead letters, a lost slot, what `check` says |
 //! | `postgres` | what only a server can show: credentials, a server that is away |
 
 mod brokers;
+mod cdc;
 mod config;
 mod demo;
 mod foreign;
