@@ -428,8 +428,9 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
     let table = match LogTable::load(outbox, &mut conn).await {
         Ok(table) => table,
         Err(error) => {
-            let fatal = !is_no_log(&error);
-            let only_cdc = if fatal { "" } else { ". Through the WAL it can be: `--read cdc`" };
+            // Not meant to be a log, or followed in another way.
+            let fatal = error.code() != "no_seq" && outbox.readers().await?.is_empty();
+            let only_cdc = if fatal { "" } else { ". Through the WAL it can be followed: `--read cdc`" };
             return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
         }
     };
