@@ -122,6 +122,8 @@ impl PgOutbox {
         let c = EventColumns::load(self, &mut conn).await?;
         members::lock_group(self, &mut conn, &c).await?;
         if state::load_in(self, &mut conn, &c, name).await?.is_none() {
+            // There may be one connection only.
+            drop(conn);
             let known: Vec<String> = self.readers().await?.into_iter().map(|reader| reader.name).collect();
             let known = if known.is_empty() {
                 "there is none".into()

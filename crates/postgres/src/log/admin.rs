@@ -428,6 +428,8 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
     let table = match LogTable::load(outbox, &mut conn).await {
         Ok(table) => table,
         Err(error) => {
+            // There may be one connection only.
+            conn.commit().await?;
             // Not meant to be a log, or followed in another way.
             let fatal = error.code() != "no_seq" && outbox.readers().await?.is_empty();
             let only_cdc = if fatal { "" } else { ". Through the WAL it can be followed: `--read cdc`" };
