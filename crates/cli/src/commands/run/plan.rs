@@ -62,7 +62,14 @@ impl Plan {
 
     /// What a connector of Debezium's does.
     fn of_connector(args: &RunArgs, file: &Path) -> Outcome<Self> {
-        let read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
+        let mut read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
+        read.pipeline.policy = policy(args, Order::Key);
+        if let Reading::Cdc(cdc) = &mut read.pipeline.read {
+            cdc.log.block_on_dead = read.pipeline.policy.block_on_dead;
+            if let Some(seconds) = args.lease {
+                cdc.log.lease = Duration::from_secs(seconds);
+            }
+        }
         let database = Database { schema: args.database.schema.clone(), ..Database::default() };
         let target = Target { url: read.url, database, connector: Some(Arc::new(read.connector)) };
         // Debezium removes nothing.
@@ -106,6 +113,13 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
         partitions: args.follow.partitions,
         max_payload: None,
     };
+    let read = reading(args, word, common)?;
+    let name = read.consumer().unwrap_or("default").to_owned();
+    Ok(Pipeline::new(name, read, policy(args, order), sink))
+}
+
+fn policy(args: &RunArgs, order: Order) -> Policy {
+    let block_on_dead = args.on_dead == Some(OnDead::Block);
     let mut policy = Policy { order, block_on_dead, ..Policy::default() };
     if let Some(attempts) = args.max_attempts {
         policy.max_attempts = attempts;
@@ -116,9 +130,7 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
     if let Some(poll) = args.poll {
         policy.poll = Duration::from_millis(poll);
     }
-    let read = reading(args, word, common)?;
-    let name = read.consumer().unwrap_or("default").to_owned();
-    Ok(Pipeline::new(name, read, policy, sink))
+    policy
 }
 
 fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
