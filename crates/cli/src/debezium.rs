@@ -4,7 +4,7 @@ use std::path::Path;
 
 use airtight::{
     Error, Format, Policy,
-    format::debezium::{Converters, connector::ConnectorConfig},
+    format::debezium::{Converters, Place, connector::ConnectorConfig},
     kafka::KafkaConfig,
     log::LogOptions,
     postgres::{CdcOptions, Snapshot},
@@ -14,7 +14,7 @@ use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
 
 use crate::{
     config::{
-        Pipeline, Reading,
+        Pipeline, Reading, check_slot,
         urls::{Broker, BrokerKind, DatabaseUrl, Secret, SinkTarget},
     },
     errors::{Failure, Outcome},
@@ -49,9 +49,12 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
             connector.plugin
         )));
     }
-    let heeded = heeded(&connector);
+    check_slot(&connector.slot)
+        .map_err(|message| Failure::usage(format!("{}: `slot.name`: {message}", file.display())))?;
+    let heeded = heeded(&connector, file)?;
     // Without their values, some of which are passwords.
-    for (key, _) in connector.ignored.iter().filter(|(key, _)| !heeded.iter().any(|(_, of, _)| of == key)) {
+    let is_heeded = |key: &str| key == "database.sslrootcert" || heeded.iter().any(|(_, of, _)| *of == key);
+    for (key, _) in connector.ignored.iter().filter(|(key, _)| !is_heeded(key)) {
         tracing::info!(key, "means nothing here and is ignored");
     }
     let converters = converters(&connector, file)?;
@@ -80,14 +83,25 @@ fn url(connector: &ConnectorConfig) -> DatabaseUrl {
             .collect::<String>()
     };
     let password = connector.password.as_ref().map(|text| format!(":{}", encode(text))).unwrap_or_default();
+    let host = match connector.host.contains(':') {
+        true => format!("[{}]", connector.host),
+        false => connector.host.clone(),
+    };
+    let root = given(connector, "database.sslrootcert");
+    let root = root.map(|path| format!("&sslrootcert={}", encode(path))).unwrap_or_default();
     DatabaseUrl::Postgres(Secret::new(format!(
-        "postgres://{}{password}@{}:{}/{}?sslmode={}",
+        "postgres://{}{password}@{host}:{}/{}?sslmode={}{root}",
         encode(&connector.user),
-        connector.host,
         connector.port,
         encode(&connector.dbname),
         encode(&connector.sslmode)
     )))
+}
+
+/// A key that the connector's own config has no field for.
+fn given<'a>(connector: &'a ConnectorConfig, key: &str) -> Option<&'a str> {
+    let found = connector.ignored.iter().find(|(name, _)| name == key);
+    found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
 }
 
 /// Connect has no default for keys and values: either file must say.
@@ -108,23 +122,23 @@ fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
 }
 
 /// What a connector says to Connect's producer, and to whoever makes its topics: our key, the connector's, the value.
-fn heeded(connector: &ConnectorConfig) -> Vec<(&'static str, &'static str, String)> {
+fn heeded(connector: &ConnectorConfig, file: &Path) -> Outcome<Vec<(&'static str, &'static str, String)>> {
     const KEYS: [(&str, &str); 4] = [
         ("create_partitions", "topic.creation.default.partitions"),
         ("create_replication", "topic.creation.default.replication.factor"),
         ("compression", "producer.override.compression.type"),
         ("max_message_bytes", "producer.override.max.request.size"),
     ];
-    let given =
-        |key: &str| connector.ignored.iter().find(|(name, _)| name == key).map(|(_, value)| value.trim());
     let mut found = Vec::new();
     for (ours, theirs) in KEYS {
         // -1 is the broker's own default, which is ours as well.
-        if let Some(value) = given(theirs).filter(|value| !matches!(*value, "" | "-1")) {
-            found.push((ours, theirs, value.to_owned()));
-        }
+        let Some(value) = given(connector, theirs).filter(|value| *value != "-1") else { continue };
+        KafkaConfig::new("")
+            .set(ours, value)
+            .map_err(|error| Failure::usage(format!("{}: `{theirs}`: {error}", file.display())))?;
+        found.push((ours, theirs, value.to_owned()));
     }
-    found
+    Ok(found)
 }
 
 fn sink(
@@ -192,18 +206,38 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
     let type_of =
         |name: &str| columns.iter().find(|(column, _)| column == name).map(|(_, kind)| kind.as_str());
     let router = &connector.router;
-    for (option, column) in [
+    let optional = [
+        ("table.field.event.timestamp", &router.event_timestamp),
+        ("table.field.event.schema.version", &router.event_schema_version),
+    ];
+    let mut needed = vec![
         ("table.field.event.id", &router.event_id),
         ("table.field.event.key", &router.event_key),
         ("table.field.event.payload", &router.event_payload),
         ("route.by.field", &router.route_by),
-    ] {
+    ];
+    needed.extend(optional.into_iter().filter_map(|(option, column)| Some((option, column.as_ref()?))));
+    let placed = router.additional.iter().filter(|of| router.error_on_missing || of.place == Place::Envelope);
+    needed.extend(placed.map(|of| ("table.fields.additional.placement", &of.column)));
+    let bad = |message: String| Err(Error::permanent("bad_column", message));
+    // Debezium's task ends over the first row that lacks one; here all rows would be dead.
+    for (option, column) in needed {
         if type_of(column).is_none() {
-            let message = format!("{table} has no column `{column}`, which `{option}` names");
-            return Err(Error::permanent("bad_column", message));
+            return bad(format!("{table} has no column `{column}`, which `{option}` names"));
         }
     }
-    let is_time = |column: &&String| matches!(type_of(column), Some("timestamp" | "timestamptz"));
+    for of in router.additional.iter().filter(|of| of.place == Place::Partition) {
+        if let Some(kind) = type_of(&of.column).filter(|kind| *kind != "int4") {
+            return bad(format!("`{}` is of type {kind}, and a partition must be an int4", of.column));
+        }
+    }
+    if let Some(column) = &router.event_timestamp
+        && let Some(kind) = type_of(column).filter(|kind| !matches!(*kind, "timestamp" | "timestamptz"))
+    {
+        return bad(format!(
+            "`{column}` is of type {kind}, and `table.field.event.timestamp` must be a timestamp"
+        ));
+    }
     let routed = Field::FirstOf(vec![router.route_by.clone()]);
     Ok(TableSpec {
         identity: router.event_id.clone(),
@@ -227,7 +261,7 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
         },
         payload_bytes: None,
         headers: None,
-        occurred_at: router.event_timestamp.as_ref().filter(is_time).cloned(),
+        occurred_at: router.event_timestamp.clone(),
         schema_version: None,
         max_attempts: None,
         ..TableSpec::canonical_log(Some(&connector.schema), &connector.table)

@@ -220,7 +220,7 @@ pub(crate) struct RunArgs {
     pub(crate) to: Option<String>,
     /// Do what this connector's file says: JSON as for Kafka Connect's API, or properties. --to says where
     /// Kafka is, where neither this file nor --worker does
-    #[arg(long, value_name = "FILE", help_heading = "Instead of Debezium", conflicts_with_all = ["config", "from", "url", "read", "table"])]
+    #[arg(long, value_name = "FILE", help_heading = "Instead of Debezium", conflicts_with_all = ["config", "from", "url", "read", "table", "streams", "order", "keep_done", "consumer", "partitions", "start", "on_failure", "keep_log", "slot", "publication", "snapshot"])]
     pub(crate) debezium: Option<PathBuf>,
     /// The properties of the Connect worker that it ran on, for what the connector's file leaves to it
     #[arg(long, value_name = "FILE", help_heading = "Instead of Debezium", requires = "debezium")]

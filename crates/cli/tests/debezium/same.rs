@@ -149,8 +149,11 @@ fn counts(messages: &[Message]) -> BTreeMap<(String, i32), usize> {
     counts
 }
 
-/// By topic, partition and key, in order. Those without a key have no order, so theirs is that of their ids.
-fn by_key(messages: &[Message]) -> BTreeMap<(String, i32, Option<Vec<u8>>), Vec<Message>> {
+/// Topic, partition and key.
+type Key = (String, i32, Option<Vec<u8>>);
+
+/// What each key got, in order. Those without a key have no order, so theirs is that of their ids.
+fn by_key(messages: &[Message]) -> BTreeMap<Key, Vec<Message>> {
     let mut keys: BTreeMap<_, Vec<Message>> = BTreeMap::new();
     for message in messages {
         let mut message = message.clone();

@@ -254,6 +254,10 @@ create_partitions = {PARTITIONS}
         kafka.bootstrap()
     );
     let config = write(dir, "airtight.toml", &toml);
+    // Who has such a config can also ask after the reader that the connector's file began.
+    let readers = airtight(&["cdc", "list", "-c", config.to_str().unwrap(), "--json"]).output().unwrap();
+    let readers: Value = serde_json::from_slice(&readers.stdout).unwrap();
+    assert_eq!(readers[0]["name"], slot, "{readers}");
     let output =
         airtight(&["debezium-config", "-c", config.to_str().unwrap(), "--password"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

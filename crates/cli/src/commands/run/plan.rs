@@ -114,11 +114,16 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
         partitions: args.follow.partitions,
         max_payload: None,
     };
-    let mut policy = Policy { order, block_on_dead, ..Policy::default() };
-    set_policy(args, &mut policy);
     let read = reading(args, word, common)?;
     let name = read.consumer().unwrap_or("default").to_owned();
-    Ok(Pipeline::new(name, read, policy, sink))
+    Ok(Pipeline::new(name, read, policy(args, order), sink))
+}
+
+fn policy(args: &RunArgs, order: Order) -> Policy {
+    let block_on_dead = args.on_dead == Some(OnDead::Block);
+    let mut policy = Policy { order, block_on_dead, ..Policy::default() };
+    set_policy(args, &mut policy);
+    policy
 }
 
 /// The policies that the command line has.

@@ -142,6 +142,11 @@ pub(super) fn judge(key: &str, value: &str) -> Verdict {
             return Verdict::Refused("is `required`, and airtight delivers at least once".into());
         }
         "exactly.once.support" => return Verdict::Harmless,
+        _ if key.starts_with("producer.") && key.contains("partitioner.") => {
+            return Verdict::Refused(
+                "changes which partition a key goes to, and airtight has only Kafka's own".into(),
+            );
+        }
         _ => {}
     }
     let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| key.starts_with(prefix));

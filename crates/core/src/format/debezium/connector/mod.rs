@@ -301,8 +301,10 @@ impl Reader {
             bootstrap_servers: bootstrap.into_iter().flatten().next(),
             ignored: Vec::new(),
         };
-        if matches!(config.snapshot_mode.as_str(), "custom" | "configuration_based") {
-            return Err(bad("snapshot.mode", format!("cannot be honoured: `{}`", config.snapshot_mode)));
+        let mode = config.snapshot_mode.as_str();
+        // The others read the table again, or nothing but the table.
+        if !["initial", "when_needed", "no_data", "never", "schema_only"].contains(&mode) {
+            return Err(bad("snapshot.mode", format!("cannot be honoured: `{}`", mode.escape_debug())));
         }
         self.rest(config)
     }

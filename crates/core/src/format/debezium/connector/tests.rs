@@ -174,6 +174,8 @@ fn what_cannot_be_honoured_is_refused_by_its_name() {
             "`value.converter` names the converter",
         ),
         ("snapshot.mode", "custom", "`snapshot.mode` cannot be honoured"),
+        ("snapshot.mode", "always", "`snapshot.mode` cannot be honoured"),
+        ("producer.override.partitioner.class", "org.example.Mine", "which partition"),
         ("skipped.operations", "c,u", "skips inserts"),
         ("exactly.once.support", "required", "at least once"),
         ("made.up", "x", "`made.up` is not known"),
