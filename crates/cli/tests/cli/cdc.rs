@@ -18,7 +18,7 @@ struct Wal {
 impl Wal {
     async fn create(test: &str) -> Option<Self> {
         let db = TestDb::create(&format!("cli_{test}")).await?;
-        let wal = Self { db, dir: tempfile::tempdir().unwrap() };
+        let wal = Self { db, dir: tempfile::tempdir().expect("a directory") };
         wal.run(&["migrate"]).ok();
         Some(wal)
     }
@@ -65,8 +65,8 @@ impl Wal {
     }
 
     async fn sql(&self, sql: &str) {
-        let mut conn = PgConnection::connect(&self.db.url()).await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut conn).await.unwrap();
+        let mut conn = PgConnection::connect(&self.db.url()).await.expect("a connection");
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut conn).await.expect("a statement");
     }
 }
 
