@@ -1,7 +1,7 @@
 //! Connector files, relays as processes, and what is in Kafka.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -171,7 +171,9 @@ impl fmt::Debug for Message {
 /// Reads all topics from their beginning, those that appear meanwhile included.
 pub(crate) struct Tap {
     consumer: BaseConsumer,
-    known: HashSet<(String, i32)>,
+    /// Where to go on in each partition.
+    next: BTreeMap<(String, i32), i64>,
+    heard: Instant,
     pub(crate) seen: Vec<Message>,
 }
 
@@ -182,7 +184,8 @@ impl Tap {
             .set("bootstrap.servers", kafka.bootstrap())
             .set("group.id", "tap")
             .set("enable.auto.commit", "false");
-        Self { consumer: config.create().unwrap(), known: HashSet::new(), seen: Vec::new() }
+        let consumer = config.create().unwrap();
+        Self { consumer, next: BTreeMap::new(), heard: Instant::now(), seen: Vec::new() }
     }
 
     /// Reads until that is all, or panics with what `complain` has to say.
@@ -199,7 +202,7 @@ impl Tap {
                     return;
                 }
                 if Instant::now() > end {
-                    panic!("{}", complain(&self.seen));
+                    panic!("{} are stored. {}", self.stored(), complain(&self.seen));
                 }
             }
         });
@@ -210,29 +213,48 @@ impl Tap {
         // Not for ever: somebody may write all the time.
         let end = Instant::now() + Duration::from_secs(1);
         while let Some(message) = self.consumer.poll(Duration::from_millis(100)) {
-            self.seen.push(read(&message.unwrap()));
+            let message = message.unwrap();
+            self.heard = Instant::now();
+            self.next.insert((message.topic().to_owned(), message.partition()), message.offset() + 1);
+            self.seen.push(read(&message));
             if Instant::now() > end {
                 break;
             }
         }
         let metadata = self.consumer.fetch_metadata(None, Duration::from_secs(10)).unwrap();
-        let mut fresh = TopicPartitionList::new();
+        let before = self.next.len();
         for topic in metadata.topics().iter().filter(|topic| !topic.name().starts_with('_')) {
             for partition in topic.partitions().iter().filter(|partition| partition.leader() >= 0) {
-                if self.known.insert((topic.name().to_owned(), partition.id())) {
-                    fresh.add_partition_offset(topic.name(), partition.id(), Offset::Beginning).unwrap();
-                }
+                self.next.entry((topic.name().to_owned(), partition.id())).or_default();
             }
         }
-        if fresh.count() > 0 {
-            self.consumer.incremental_assign(&fresh).unwrap();
+        // The client gives a partition up for good that the broker did not know at the first try, as happens to one
+        // that was made a moment ago; so all of them are assigned again when nothing comes.
+        if self.next.len() > before || self.heard.elapsed() > Duration::from_secs(3) {
+            self.heard = Instant::now();
+            let mut all = TopicPartitionList::new();
+            for ((topic, partition), next) in &self.next {
+                all.add_partition_offset(topic, *partition, Offset::Offset(*next)).unwrap();
+            }
+            self.consumer.unassign().unwrap();
+            self.consumer.assign(&all).unwrap();
         }
+    }
+
+    /// How many messages the server says there are, whatever was read of them.
+    pub(crate) fn stored(&self) -> i64 {
+        let end = |(topic, partition): &(String, i32)| {
+            self.consumer
+                .fetch_watermarks(topic, *partition, Duration::from_secs(10))
+                .map_or(0, |(_, end)| end)
+        };
+        self.next.keys().map(end).sum()
     }
 
     /// How many partitions each topic has.
     pub(crate) fn partitions(&self) -> BTreeMap<String, usize> {
         let mut topics = BTreeMap::new();
-        for (topic, _) in &self.known {
+        for (topic, _) in self.next.keys() {
             *topics.entry(topic.clone()).or_default() += 1;
         }
         topics

@@ -137,3 +137,67 @@ async fn connections_of_every_kind_that_end_lose_nothing() {
     println!("{} events, {} deliveries", committed.len(), sink.count());
     verify(&sink, &committed);
 }
+
+/// Refuses now and then as a broker does whose topics come and go, and skips what is behind that.
+#[derive(Clone, Default)]
+struct Fickle {
+    kept: Recorder,
+}
+
+#[async_trait::async_trait]
+impl airtight_core::Sink for Fickle {
+    fn capabilities(&self) -> airtight_core::Capabilities {
+        airtight_core::Capabilities {
+            prefix_per_key: true,
+            concurrency: 4,
+            ..airtight_core::Capabilities::default()
+        }
+    }
+
+    async fn deliver(&self, batch: &[airtight_core::Delivery]) -> Vec<airtight_core::Outcome> {
+        use airtight_core::Outcome;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(0..5))).await;
+        let mut stopped: BTreeSet<String> = BTreeSet::new();
+        let mut outcomes = Vec::new();
+        for delivery in batch {
+            let key = &delivery.event.aggregate_id;
+            if stopped.contains(key) {
+                outcomes.push(Outcome::Skipped);
+            } else if fastrand::u8(..100) < 3 {
+                stopped.insert(key.clone());
+                outcomes.push(Outcome::Failed(airtight_core::Error::unavailable("no_topic", "not yet")));
+            } else {
+                outcomes.extend(self.kept.deliver(std::slice::from_ref(delivery)).await);
+            }
+        }
+        outcomes
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_a_sink_gives_back_comes_again() {
+    let Some(f) = Fixture::create("fickle").await else { return };
+    let sink = Fickle::default();
+    let mut options = f.options();
+    options.mark = false;
+    let stop = airtight_core::CancellationToken::new();
+    let relay = airtight_core::Relay::new(f.outbox.cdc(options).unwrap(), sink.clone())
+        .policy(crate::support::policy());
+    let task = tokio::spawn(relay.run(stop.clone()));
+    let mut committed = Vec::new();
+    for n in 1..=300_i64 {
+        for key in ["a", "b", "c", "d", "e", "f", "g"] {
+            committed.push(format!("{key}:{n}"));
+        }
+        let events: Vec<_> =
+            ["a", "b", "c", "d", "e", "f", "g"].map(|key| crate::support::event(key, n)).into();
+        airtight_core::admin::Admin::publish(&f.outbox, &events).await.unwrap();
+    }
+    eventually(LONG, "all of them", async || {
+        sink.kept.arrived().into_iter().collect::<BTreeSet<_>>().len() >= committed.len()
+    })
+    .await;
+    stop.cancel();
+    task.await.unwrap().unwrap();
+    verify(&sink.kept, &committed);
+}

@@ -66,11 +66,12 @@ impl Plan {
         refuse_for_connector(args)?;
         if let Reading::Cdc(cdc) = &mut read.pipeline.read {
             cdc.log.on_failure = on_failure(args);
+            cdc.log.block_on_dead = args.on_dead == Some(OnDead::Block);
             if let Some(lease) = args.lease {
                 cdc.log.lease = Duration::from_secs(lease);
             }
         }
-        set_policy(args, &mut read.pipeline.policy);
+        read.pipeline.policy = policy(args, Order::Key);
         let database = Database { schema: args.database.schema.clone(), ..Database::default() };
         let target = Target { url: read.url, database, connector: Some(Arc::new(read.connector)) };
         // Debezium removes nothing.
@@ -144,7 +145,6 @@ fn refuse_for_connector(args: &RunArgs) -> Outcome {
     let given = [
         ("--stream", !args.streams.is_empty()),
         ("--order", args.order.is_some()),
-        ("--on-dead", args.on_dead.is_some()),
         ("--slot", args.wal.slot.is_some()),
         ("--publication", args.wal.publication.is_some()),
         ("--snapshot", args.wal.snapshot.is_some()),
