@@ -169,6 +169,9 @@ fn sink(
         ("header_converter".into(), converters.header.as_str().into()),
         // As Connect does, where the cluster lets it.
         ("create".into(), "true".into()),
+        // A broker may refuse the first request to a topic that was just made and take the second, and librdkafka then
+        // reports both as acknowledged.
+        ("max.in.flight".into(), "1".into()),
     ];
     settings.extend(heeded.iter().map(|(key, _, value)| ((*key).to_owned(), value.clone())));
     settings

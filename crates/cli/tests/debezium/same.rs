@@ -1,6 +1,6 @@
 //! The same inserts through Debezium and through airtight.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use airtight_testkit::{
     brokers::{connect::Connect, kafka::Kafka},
@@ -78,13 +78,10 @@ async fn both_write_the_same() {
     airtight.read_until(
         |seen| seen.len() >= expected,
         |seen| {
-            let logs: String = relays.iter().map(Relay::log).collect();
-            format!(
-                "airtight wrote {} of {expected}: {:?} and not {:?}\n{logs}",
-                seen.len(),
-                counts(seen),
-                counts(&debezium.seen)
-            )
+            let logs: String = relays.drain(..).map(Relay::stop).collect();
+            let missing: Vec<&Message> =
+                debezium.seen.iter().filter(|one| !ids(seen).contains(&one.header("id"))).collect();
+            format!("airtight wrote {} of {expected}, and not {missing:#?}\n{logs}", seen.len())
         },
     );
     for relay in relays {
@@ -147,6 +144,10 @@ fn counts(messages: &[Message]) -> BTreeMap<(String, i32), usize> {
         *counts.entry((message.topic.clone(), partition)).or_default() += 1;
     }
     counts
+}
+
+fn ids(messages: &[Message]) -> HashSet<Option<String>> {
+    messages.iter().map(|message| message.header("id")).collect()
 }
 
 /// Topic, partition and key.

@@ -181,6 +181,8 @@ impl Tap {
         config
             .set("bootstrap.servers", kafka.bootstrap())
             .set("group.id", "tap")
+            // Where a new partition is not ready to say where it begins; the default is its end.
+            .set("auto.offset.reset", "earliest")
             .set("enable.auto.commit", "false");
         Self { consumer: config.create().unwrap(), known: HashSet::new(), seen: Vec::new() }
     }
@@ -199,7 +201,7 @@ impl Tap {
                     return;
                 }
                 if Instant::now() > end {
-                    panic!("{}", complain(&self.seen));
+                    panic!("{} are stored. {}", self.stored(), complain(&self.seen));
                 }
             }
         });
@@ -227,6 +229,16 @@ impl Tap {
         if fresh.count() > 0 {
             self.consumer.incremental_assign(&fresh).unwrap();
         }
+    }
+
+    /// How many messages the server says there are, whatever was read of them.
+    pub(crate) fn stored(&self) -> i64 {
+        let end = |(topic, partition): &(String, i32)| {
+            self.consumer
+                .fetch_watermarks(topic, *partition, Duration::from_secs(10))
+                .map_or(0, |(_, end)| end)
+        };
+        self.known.iter().map(end).sum()
     }
 
     /// How many partitions each topic has.
