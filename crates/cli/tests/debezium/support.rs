@@ -170,6 +170,7 @@ impl fmt::Debug for Message {
 
 /// Reads all topics from their beginning, those that appear meanwhile included.
 pub(crate) struct Tap {
+    bootstrap: String,
     consumer: BaseConsumer,
     known: HashSet<(String, i32)>,
     pub(crate) seen: Vec<Message>,
@@ -177,14 +178,15 @@ pub(crate) struct Tap {
 
 impl Tap {
     pub(crate) fn new(kafka: &Kafka) -> Self {
-        let mut config = ClientConfig::new();
-        config
-            .set("bootstrap.servers", kafka.bootstrap())
-            .set("group.id", "tap")
-            // Where a new partition is not ready to say where it begins; the default is its end.
-            .set("auto.offset.reset", "earliest")
-            .set("enable.auto.commit", "false");
-        Self { consumer: config.create().unwrap(), known: HashSet::new(), seen: Vec::new() }
+        let bootstrap = kafka.bootstrap();
+        Self { consumer: consumer(&bootstrap), bootstrap, known: HashSet::new(), seen: Vec::new() }
+    }
+
+    /// Begins anew: a partition that was assigned when its topic was a moment old may never be fetched from.
+    fn restart(&mut self) {
+        self.consumer = consumer(&self.bootstrap);
+        self.known.clear();
+        self.seen.clear();
     }
 
     /// Reads until that is all, or panics with what `complain` has to say.
@@ -195,8 +197,15 @@ impl Tap {
     ) {
         let end = Instant::now() + PATIENCE;
         tokio::task::block_in_place(|| {
+            let mut idle = 0;
             loop {
+                let before = self.seen.len();
                 self.read();
+                idle = if self.seen.len() > before { 0 } else { idle + 1 };
+                if idle >= 20 && self.stored() > i64::try_from(self.seen.len()).unwrap() {
+                    self.restart();
+                    idle = 0;
+                }
                 if done(&self.seen) {
                     return;
                 }
@@ -249,6 +258,13 @@ impl Tap {
         }
         topics
     }
+}
+
+fn consumer(bootstrap: &str) -> BaseConsumer {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", bootstrap).set("group.id", "tap").set("enable.auto.commit", "false");
+    // Where a new partition is not ready to say where it begins; the default is its end.
+    config.set("auto.offset.reset", "earliest").create().unwrap()
 }
 
 fn read(message: &rdkafka::message::BorrowedMessage<'_>) -> Message {
