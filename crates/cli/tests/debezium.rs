@@ -5,6 +5,7 @@
 //! | `same` | one database read by both, through one connector file: the topics are the same byte by byte |
 //! | `takeover` | one goes on where the other stopped, there and back |
 //! | `files` | files that cannot be honoured, and what is said about them |
+//! | `topics` | new topics get all that is reported as delivered |
 //! | `support` | files, processes, and what is in Kafka |
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
@@ -19,3 +20,5 @@ mod scenarios;
 mod support;
 #[path = "debezium/takeover.rs"]
 mod takeover;
+#[path = "debezium/topics.rs"]
+mod topics;

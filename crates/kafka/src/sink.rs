@@ -5,8 +5,8 @@
 //! Events of one key go to one partition. A broker appends a producer's requests to a partition in the order of
 //! their sequence numbers and refuses a gap, so after a request that it refused it takes none behind it; and
 //! librdkafka, with `enable.gapless.guarantee`, then ends the producer instead of numbering anew. There is one hole
-//! in that: a broker that knows nothing of a producer yet takes any number for its first. So of each key the first
-//! event is sent alone, and the others follow, all at once, when it is acknowledged: by then the broker of that
+//! in that: a broker that knows nothing of a producer yet takes any number for its first. So one request at a time is
+//! on its way to a broker, and of each key the first event is sent alone, and the others follow, all at once, when it is acknowledged: by then the broker of that
 //! partition knows the producer. Sequences are per partition, so where the next event of a key goes to another topic,
 //! it waits for all before it and is a first event again; so it is where `debezium` gives it
 //! another key or partition than the one before. Nothing is given up on by time ([`crate::config`]): when a

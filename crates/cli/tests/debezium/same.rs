@@ -15,7 +15,6 @@ use super::{
 };
 
 /// Both read one database, each through a slot of its own, and write to a Kafka of their own.
-#[ignore = "now and then a message is missing on a busy machine: not yet known whose fault that is"]
 #[tokio::test(flavor = "multi_thread")]
 async fn both_write_the_same() {
     let test = "both_write_the_same";

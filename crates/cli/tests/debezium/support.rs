@@ -1,7 +1,7 @@
 //! Connector files, relays as processes, and what is in Kafka.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fmt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -170,22 +170,23 @@ impl fmt::Debug for Message {
 
 /// Reads all topics from their beginning, those that appear meanwhile included.
 pub(crate) struct Tap {
+    bootstrap: String,
     consumer: BaseConsumer,
-    /// Where to go on in each partition.
-    next: BTreeMap<(String, i32), i64>,
-    heard: Instant,
+    known: HashSet<(String, i32)>,
     pub(crate) seen: Vec<Message>,
 }
 
 impl Tap {
     pub(crate) fn new(kafka: &Kafka) -> Self {
-        let mut config = ClientConfig::new();
-        config
-            .set("bootstrap.servers", kafka.bootstrap())
-            .set("group.id", "tap")
-            .set("enable.auto.commit", "false");
-        let consumer = config.create().unwrap();
-        Self { consumer, next: BTreeMap::new(), heard: Instant::now(), seen: Vec::new() }
+        let bootstrap = kafka.bootstrap();
+        Self { consumer: consumer(&bootstrap), bootstrap, known: HashSet::new(), seen: Vec::new() }
+    }
+
+    /// Begins anew: a partition that was assigned when its topic was a moment old may never be fetched from.
+    fn restart(&mut self) {
+        self.consumer = consumer(&self.bootstrap);
+        self.known.clear();
+        self.seen.clear();
     }
 
     /// Reads until that is all, or panics with what `complain` has to say.
@@ -196,8 +197,15 @@ impl Tap {
     ) {
         let end = Instant::now() + PATIENCE;
         tokio::task::block_in_place(|| {
+            let mut idle = 0;
             loop {
+                let before = self.seen.len();
                 self.read();
+                idle = if self.seen.len() > before { 0 } else { idle + 1 };
+                if idle >= 20 && self.stored() > i64::try_from(self.seen.len()).unwrap() {
+                    self.restart();
+                    idle = 0;
+                }
                 if done(&self.seen) {
                     return;
                 }
@@ -213,31 +221,22 @@ impl Tap {
         // Not for ever: somebody may write all the time.
         let end = Instant::now() + Duration::from_secs(1);
         while let Some(message) = self.consumer.poll(Duration::from_millis(100)) {
-            let message = message.unwrap();
-            self.heard = Instant::now();
-            self.next.insert((message.topic().to_owned(), message.partition()), message.offset() + 1);
-            self.seen.push(read(&message));
+            self.seen.push(read(&message.unwrap()));
             if Instant::now() > end {
                 break;
             }
         }
         let metadata = self.consumer.fetch_metadata(None, Duration::from_secs(10)).unwrap();
-        let before = self.next.len();
+        let mut fresh = TopicPartitionList::new();
         for topic in metadata.topics().iter().filter(|topic| !topic.name().starts_with('_')) {
             for partition in topic.partitions().iter().filter(|partition| partition.leader() >= 0) {
-                self.next.entry((topic.name().to_owned(), partition.id())).or_default();
+                if self.known.insert((topic.name().to_owned(), partition.id())) {
+                    fresh.add_partition_offset(topic.name(), partition.id(), Offset::Beginning).unwrap();
+                }
             }
         }
-        // The client gives a partition up for good that the broker did not know at the first try, as happens to one
-        // that was made a moment ago; so all of them are assigned again when nothing comes.
-        if self.next.len() > before || self.heard.elapsed() > Duration::from_secs(3) {
-            self.heard = Instant::now();
-            let mut all = TopicPartitionList::new();
-            for ((topic, partition), next) in &self.next {
-                all.add_partition_offset(topic, *partition, Offset::Offset(*next)).unwrap();
-            }
-            self.consumer.unassign().unwrap();
-            self.consumer.assign(&all).unwrap();
+        if fresh.count() > 0 {
+            self.consumer.incremental_assign(&fresh).unwrap();
         }
     }
 
@@ -248,17 +247,24 @@ impl Tap {
                 .fetch_watermarks(topic, *partition, Duration::from_secs(10))
                 .map_or(0, |(_, end)| end)
         };
-        self.next.keys().map(end).sum()
+        self.known.iter().map(end).sum()
     }
 
     /// How many partitions each topic has.
     pub(crate) fn partitions(&self) -> BTreeMap<String, usize> {
         let mut topics = BTreeMap::new();
-        for (topic, _) in self.next.keys() {
+        for (topic, _) in &self.known {
             *topics.entry(topic.clone()).or_default() += 1;
         }
         topics
     }
+}
+
+fn consumer(bootstrap: &str) -> BaseConsumer {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", bootstrap).set("group.id", "tap").set("enable.auto.commit", "false");
+    // Where a new partition is not ready to say where it begins; the default is its end.
+    config.set("auto.offset.reset", "earliest").create().unwrap()
 }
 
 fn read(message: &rdkafka::message::BorrowedMessage<'_>) -> Message {
