@@ -202,6 +202,11 @@ impl Running {
         let _ = self.task.await;
     }
 
+    /// Whether it has ended by itself.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// Waits for it to end by itself.
     pub(crate) async fn error(self) -> Error {
         tokio::time::timeout(SOON, self.task).await.expect("an end").unwrap().unwrap_err()
