@@ -144,7 +144,7 @@ impl PgHandlers {
 
     async fn handle_batch(&self, batch: &[Delivery]) -> Result<Vec<Outcome>> {
         // Without a database nothing can be handled, and no event is to blame.
-        let mut tx = self.outbox.pool().begin().await.map_err(|error| {
+        let mut tx = self.outbox.transaction().await.map_err(|error| {
             let error = doing("beginning the handlers' transaction")(error);
             Error::unavailable(error.code().to_owned(), error.message())
         })?;

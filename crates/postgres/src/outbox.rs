@@ -179,10 +179,17 @@ impl PgOutbox {
 
     /// A connection with a transaction open on it.
     pub(crate) async fn begin(&self) -> Result<Conn> {
-        match self.pool.begin().await {
+        match self.transaction().await {
             Ok(transaction) => Ok(Conn::Transaction(transaction)),
             Err(error) => Err(self.why_not(error).await),
         }
+    }
+
+    /// A transaction, begun in a task of its own, which is never dropped half-way: sqlx would put the connection back into
+    /// the pool with the transaction open, and nothing of what the next one writes there would ever be committed.
+    pub(crate) async fn transaction(&self) -> sqlx::Result<Transaction<'static, Postgres>> {
+        let pool = self.pool.clone();
+        tokio::spawn(async move { pool.begin().await }).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
     }
 
     /// Why there is no connection. The pool tries on until its time is over and then says only that; one plain

@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{task::Poll, time::Duration};
 
 use airtight_core::{
     Error, Limits, NewEvent, Order, Policy, Relay, Settlement, Source, Verdict,
@@ -504,5 +504,30 @@ impl airtight_core::Sink for Slow {
     async fn deliver(&self, batch: &[airtight_core::Delivery]) -> Vec<airtight_core::Outcome> {
         tokio::time::sleep(Duration::from_millis(100 + batch.len() as u64 % 7 * 30)).await;
         self.0.deliver(batch).await
+    }
+}
+
+/// A call that is dropped anywhere on its way, as everything is that a relay aborts when it stops, leaves no connection in
+/// the pool with its transaction open: what came next on that connection would never be committed.
+#[tokio::test]
+async fn a_call_that_is_dropped_half_way_leaves_no_transaction_open() {
+    let Some(sut) = Canonical::create("dropped").await else { return };
+    let pool = sut.outbox.pool();
+    let mut observer = sqlx::PgConnection::connect_with(&pool.connect_options()).await.unwrap();
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in tr%'";
+    for polls in 1..40 {
+        let events = [event("k", polls)];
+        let mut call = Admin::publish(&sut.outbox, &events);
+        let mut left = polls;
+        std::future::poll_fn(|context| {
+            left -= 1;
+            if left < 0 { Poll::Ready(()) } else { call.as_mut().poll(context).map(|_| ()) }
+        })
+        .await;
+        drop(call);
+        // Each time, since the next call on that connection would end the transaction with its own.
+        eventually(LONG, "a pool at rest", async || pool.num_idle() == pool.size() as usize).await;
+        let open = sqlx::query_scalar::<_, i64>(open).fetch_one(&mut observer).await.unwrap();
+        assert_eq!(open, 0, "dropped after {polls} polls");
     }
 }

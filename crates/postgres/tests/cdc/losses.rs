@@ -33,7 +33,6 @@ fn verify(sink: &Recorder, committed: &[String]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[ignore = "alone it passes; with all the others it waited in vain for a relay three times of five: not yet known why"]
 async fn a_relay_that_is_killed_again_and_again_loses_nothing() {
     let Some(f) = Fixture::create("killed").await else { return };
     let sink = Recorder::default();
