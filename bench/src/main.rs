@@ -4,6 +4,7 @@
 
 mod cdc;
 mod claim;
+mod contenders;
 mod drain;
 mod idle;
 mod kafka;
@@ -11,6 +12,7 @@ mod latency;
 mod log;
 mod sample;
 mod sqlite;
+mod wal;
 
 use airtight_testkit::postgres::TestDb;
 use clap::Parser;
@@ -81,6 +83,15 @@ enum Bench {
         #[arg(long, default_value_t = 20)]
         seconds: u64,
     },
+    /// How much WAL an idle outbox pins while others write, beside Debezium.
+    Wal {
+        /// The binary.
+        #[arg(long)]
+        binary: std::path::PathBuf,
+        /// How much others write.
+        #[arg(long, default_value_t = 2_048)]
+        megabytes: u64,
+    },
     /// Publishing into and draining an SQLite file.
     Sqlite {
         /// How many events.
@@ -116,6 +127,7 @@ async fn main() {
         Bench::Kafka { events } => kafka::throughput(&db, events).await,
         Bench::KafkaLatency { rate, seconds } => kafka::latency(&db, rate, seconds).await,
         Bench::Cdc { binary, events, rate, seconds } => cdc::run(&db, &binary, events, rate, seconds).await,
+        Bench::Wal { binary, megabytes } => wal::run(&db, &binary, megabytes).await,
         Bench::Sqlite { .. } => unreachable!("needs no server, and has returned"),
         Bench::Idle { binary, seconds } => idle::run(&db, &binary, seconds).await,
     }
