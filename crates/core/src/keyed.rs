@@ -1,14 +1,14 @@
 //! For sinks whose broker may take a later message though it refused an earlier one: keys side by side, one event
 //! of a key at a time.
 
-use std::{
-    collections::HashMap,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{StreamExt, stream};
 
-use crate::{Class, Delivery, Outcome};
+use crate::{
+    Class, Delivery, Outcome,
+    hash::{Map, Seed},
+};
 
 /// Delivers a batch with at most one event of each key under way, and `window` keys side by side.
 ///
@@ -52,7 +52,7 @@ where
 
 /// The indexes of each key's events, in order; keys in the order in which they first occur.
 pub fn by_key(batch: &[Delivery]) -> Vec<Vec<usize>> {
-    let mut of_key: HashMap<&str, usize> = HashMap::with_capacity(batch.len());
+    let mut of_key: Map<&str, usize> = Map::with_capacity_and_hasher(batch.len(), Seed::default());
     let mut chains: Vec<Vec<usize>> = Vec::new();
     for (at, delivery) in batch.iter().enumerate() {
         let chain = *of_key.entry(&delivery.event.aggregate_id).or_insert(chains.len());

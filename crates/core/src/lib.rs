@@ -36,6 +36,7 @@ pub mod error;
 pub mod event;
 pub mod format;
 pub mod group;
+mod hash;
 pub mod inbox;
 pub mod keyed;
 pub mod log;

@@ -5,7 +5,7 @@
 //! ended or has not acknowledged anything for too long; then what it still holds is purged, and a new one is made.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -13,14 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Class, Error, Result};
 use rdkafka::{
     ClientContext,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     config::{FromClientConfig, FromClientConfigAndContext, RDKafkaLogLevel},
     error::{KafkaError, RDKafkaErrorCode as Code},
-    message::ToBytes,
+    message::{Message as _, ToBytes},
     producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer},
 };
 use tokio::sync::Notify;
@@ -30,6 +30,7 @@ use crate::{
     config::KafkaConfig,
     connection::refused,
     errors::{self, Fate},
+    lanes::{Lanes, TopicLanes},
 };
 
 /// Batches of this size fill a request and fit the default limit of brokers.
@@ -41,6 +42,8 @@ const APPEARS_WITHIN: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(100);
 /// Topics that are known to exist; past this the list starts over.
 const KNOWN_TOPICS: usize = 10_000;
+/// How long the number of a topic's partitions is believed, as long as librdkafka believes it.
+const BELIEVED: Duration = Duration::from_secs(300);
 
 /// What became of one message.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +78,7 @@ impl Reports {
 /// What librdkafka keeps with a message until its report.
 pub(crate) struct Ticket {
     reports: Arc<Reports>,
+    lanes: Arc<TopicLanes>,
     at: usize,
 }
 
@@ -122,10 +126,21 @@ impl ProducerContext for Context {
     type DeliveryOpaque = Box<Ticket>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
-        let error = result.as_ref().err().map(|(error, _)| error.rdkafka_error_code().unwrap_or(Code::Fail));
-        if error.is_none() {
-            self.0.answered();
-        }
+        let error = match result {
+            Ok(message) if ticket.lanes.acknowledged(message.partition(), message.offset()) => {
+                self.0.answered();
+                None
+            }
+            Ok(message) => {
+                tracing::warn!(
+                    target: "airtight::kafka",
+                    topic = message.topic(), partition = message.partition(), offset = message.offset(),
+                    "a message was reported as delivered at an offset that cannot be; sending it again"
+                );
+                Some(Code::OutOfOrderSequenceNumber)
+            }
+            Err((error, _)) => Some(error.rdkafka_error_code().unwrap_or(Code::Fail)),
+        };
         lock(&ticket.reports.arrived).push(Report { at: ticket.at, error });
         ticket.reports.news.notify_one();
     }
@@ -135,18 +150,18 @@ impl ProducerContext for Context {
 pub(crate) struct Producer {
     inner: ThreadedProducer<Context>,
     pub(crate) health: Arc<Health>,
+    pub(crate) lanes: Lanes,
     ended: AtomicBool,
 }
 
 impl Producer {
-    /// Hands a message over; its report comes to `reports` under the index `at`.
+    /// Hands a message over; its report comes to `reports` under the index `at`, by way of its topic's lanes.
     pub(crate) fn send<K: ToBytes + ?Sized>(
         &self,
         record: BaseRecord<'_, K, [u8], ()>,
-        reports: &Arc<Reports>,
-        at: usize,
+        (reports, lanes, at): (&Arc<Reports>, &Arc<TopicLanes>, usize),
     ) -> std::result::Result<(), Code> {
-        let ticket = Box::new(Ticket { reports: reports.clone(), at });
+        let ticket = Box::new(Ticket { reports: reports.clone(), lanes: lanes.clone(), at });
         let record = BaseRecord {
             topic: record.topic,
             partition: record.partition,
@@ -170,11 +185,18 @@ impl Producer {
     }
 }
 
+/// A topic that exists.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    partitions: i32,
+    since: Instant,
+}
+
 /// Makes producers, and knows which topics there are.
 pub(crate) struct Client {
     config: KafkaConfig,
     current: Mutex<Option<Arc<Producer>>>,
-    topics: Mutex<HashSet<String>>,
+    topics: Mutex<HashMap<String, Known>>,
     batch_bytes: AtomicUsize,
 }
 
@@ -188,6 +210,11 @@ impl Client {
             topics: Mutex::default(),
             batch_bytes: AtomicUsize::new(BATCH_BYTES),
         })
+    }
+
+    /// Whether keys are put where [`crate::lanes::partition_of`] says.
+    pub(crate) fn knows_partitions(&self) -> bool {
+        self.config.knows_partitions()
     }
 
     pub(crate) fn brokers(&self) -> &str {
@@ -209,7 +236,8 @@ impl Client {
         let config = self.config.producer_config(self.batch_bytes.load(Ordering::Relaxed)).map_err(later)?;
         let inner = ThreadedProducer::from_config_and_context(&config, Context(health.clone()))
             .map_err(|error| later(refused(&error)))?;
-        let producer = Arc::new(Producer { inner, health, ended: AtomicBool::new(false) });
+        let producer =
+            Arc::new(Producer { inner, health, lanes: Lanes::default(), ended: AtomicBool::new(false) });
         *current = Some(producer.clone());
         Ok(producer)
     }
@@ -275,52 +303,64 @@ impl Client {
         fate
     }
 
-    /// Makes sure that a topic is there, before a message to it would wait for half a minute.
-    pub(crate) async fn topic(&self, topic: &str) -> Result<()> {
-        if lock(&self.topics).contains(topic) {
-            return Ok(());
+    /// Makes sure that a topic is there, before a message to it would wait for half a minute; the number of its partitions.
+    pub(crate) async fn topic(&self, topic: &str) -> Result<i32> {
+        let known = lock(&self.topics).get(topic).copied();
+        if let Some(known) = known.filter(|known| known.since.elapsed() < BELIEVED) {
+            return Ok(known.partitions);
         }
+        let partitions = match (self.find(topic).await, known) {
+            (Ok(partitions), _) => partitions,
+            // It was there, and still is as far as anybody knows.
+            (Err(error), Some(known)) if error.class() == Class::Unavailable => known.partitions,
+            (Err(error), _) => return Err(error),
+        };
+        let mut topics = lock(&self.topics);
+        if topics.len() >= KNOWN_TOPICS {
+            topics.clear();
+        }
+        topics.insert(topic.to_owned(), Known { partitions, since: Instant::now() });
+        Ok(partitions)
+    }
+
+    /// Looks for a topic, creates it where that is wanted, and waits for it to appear.
+    async fn find(&self, topic: &str) -> Result<i32> {
         let producer = self.producer()?;
         let deadline = Instant::now() + APPEARS_WITHIN;
         let mut created = false;
         loop {
             match self.look(&producer, topic).await? {
-                None => break,
-                Some(Code::UnknownTopicOrPartition) if self.config.create && !created => {
+                Ok(partitions) => return Ok(partitions),
+                Err(Code::UnknownTopicOrPartition) if self.config.create && !created => {
                     self.create(topic).await?;
                     created = true;
                 }
-                Some(Code::UnknownTopicOrPartition | Code::LeaderNotAvailable)
+                Err(Code::UnknownTopicOrPartition | Code::LeaderNotAvailable)
                     if Instant::now() < deadline =>
                 {
                     tokio::time::sleep(LOOK).await;
                 }
-                Some(code) => return Err(errors::topic(self.brokers(), topic, code)),
+                Err(code) => return Err(errors::topic(self.brokers(), topic, code)),
             }
         }
-        let mut topics = lock(&self.topics);
-        if topics.len() >= KNOWN_TOPICS {
-            topics.clear();
-        }
-        topics.insert(topic.to_owned());
-        Ok(())
     }
 
-    /// What the cluster says of a topic; none is good.
-    async fn look(&self, producer: &Arc<Producer>, topic: &str) -> Result<Option<Code>> {
+    /// What the cluster says of a topic: how many partitions it has, or what is wrong.
+    async fn look(&self, producer: &Arc<Producer>, topic: &str) -> Result<std::result::Result<i32, Code>> {
         let (asked, name) = (producer.clone(), topic.to_owned());
         let timeout = self.config.connection.connect_timeout;
         let metadata =
             blocking(move || Ok(asked.inner.client().fetch_metadata(Some(&name), timeout))).await?;
         let Ok(metadata) = metadata else { return Err(self.away(producer)) };
         let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
-            return Ok(Some(Code::UnknownTopicOrPartition));
+            return Ok(Err(Code::UnknownTopicOrPartition));
         };
         if let Some(code) = found.error() {
-            return Ok(Some(code.into()));
+            return Ok(Err(code.into()));
         }
         let led = found.partitions().iter().all(|partition| partition.leader() >= 0);
-        Ok((found.partitions().is_empty() || !led).then_some(Code::LeaderNotAvailable))
+        let partitions = i32::try_from(found.partitions().len()).unwrap_or(i32::MAX);
+        Ok(if partitions > 0 && led { Ok(partitions) } else { Err(Code::LeaderNotAvailable) })
     }
 
     async fn create(&self, topic: &str) -> Result<()> {
@@ -371,6 +411,6 @@ async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + '
         .unwrap_or_else(|_| Err(Error::retryable("shutdown", "the runtime is shutting down")))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,6 +12,9 @@ use rdkafka::ClientConfig;
 
 use crate::connection::{FIXED, KafkaConnection, refused};
 
+/// librdkafka's word for what Java's clients, Debezium among them, do.
+const PARTITIONER: &str = "murmur2_random";
+
 /// Where to send events, and how. Checked by [`crate::KafkaSink::new`].
 #[derive(Debug, Clone)]
 pub struct KafkaConfig {
@@ -162,6 +165,11 @@ impl KafkaConfig {
         Ok(())
     }
 
+    /// Whether keys are put where Java's clients put them, so that their partition is known before they are sent.
+    pub(crate) fn knows_partitions(&self) -> bool {
+        self.connection.settings.get("partitioner").is_none_or(|word| word == PARTITIONER)
+    }
+
     /// librdkafka's settings for the producer, with batches of at most `batch_bytes`.
     pub(crate) fn producer_config(&self, batch_bytes: usize) -> Result<ClientConfig> {
         const COMPRESSIONS: [&str; 5] = ["none", "gzip", "snappy", "lz4", "zstd"];
@@ -174,8 +182,7 @@ impl KafkaConfig {
         }
         let (batch_bytes, max_bytes) = (batch_bytes.to_string(), self.max_message_bytes.to_string());
         let mut config = self.connection.client_config(&[
-            // Where Java's clients, Debezium among them, put a key.
-            ("partitioner", "murmur2_random"),
+            ("partitioner", PARTITIONER),
             // A batch is handed over whole, so there is nobody to wait for; a moment lets it fill its requests.
             ("linger.ms", "1"),
             ("compression.type", &self.compression),
@@ -190,6 +197,11 @@ impl KafkaConfig {
             if !value.is_empty() {
                 config.set(key, value);
             }
+        }
+        if !self.knows_partitions() {
+            // See `lanes`: what cannot be told apart beforehand is sent one after the other.
+            config.remove("max.in.flight");
+            config.set("max.in.flight.requests.per.connection", "1");
         }
         config.create_native_config().map_err(|error| refused(&error))?;
         Ok(config)

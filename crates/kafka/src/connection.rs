@@ -12,17 +12,11 @@ use airtight_core::{
 use rdkafka::{ClientConfig, error::KafkaError};
 
 /// Settings that are airtight's promises. Setting one of them to anything else would break one.
-pub(crate) const FIXED: [(&str, &str); 10] = [
+pub(crate) const FIXED: [(&str, &str); 8] = [
     ("enable.idempotence", "true"),
     ("acks", "all"),
     // A message that librdkafka gave up on must not be overtaken by a later one of its key.
     ("enable.gapless.guarantee", "true"),
-    // A broker that knows nothing of a producer takes any number for its first. With two requests on their way to a
-    // partition that is new, it may refuse the first for a moment and take the second; when the first comes again, its
-    // number is behind, which means "I have that already", and librdkafka reports it as delivered: lost. Seen with
-    // topics that had just been made, 1 to 3 of 480, on a busy machine.
-    ("max.in.flight.requests.per.connection", "1"),
-    ("max.in.flight", "1"),
     ("message.timeout.ms", "0"),
     ("retries", "2147483647"),
     ("message.send.max.retries", "2147483647"),

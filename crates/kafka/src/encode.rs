@@ -1,6 +1,6 @@
 //! From an event to a Kafka message: topic, key, headers, value.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Deref};
 
 use airtight_core::{
     Error, Event, Preview, Result,
@@ -33,24 +33,41 @@ pub(crate) struct Encode {
     max_bytes: usize,
 }
 
-/// A message on its way to librdkafka.
+/// What says where an event goes.
 #[derive(Debug)]
-pub(crate) struct Outgoing<'a> {
-    pub(crate) key: Option<Cow<'a, [u8]>>,
-    pub(crate) body: Option<Bytes>,
-    pub(crate) headers: OwnedHeaders,
-    /// None is left to the key.
+pub(crate) struct Address<'a> {
+    /// What decides on the topic, and often is its name; see [`Encode::topic_of`].
+    pub(crate) by: Cow<'a, str>,
+    pub(crate) key: Option<Key<'a>>,
+    /// The partition that the event itself asks for.
     pub(crate) partition: Option<i32>,
-    /// In milliseconds; none is the time of sending.
-    pub(crate) timestamp: Option<i64>,
 }
 
-/// What decides on a message's place: those of one lane keep their order, as their topic, partition and key are the same.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Lane<'a> {
-    topic: Cow<'a, str>,
-    /// Beside the event's own key, which those that are compared have in common.
-    debeziums: Option<(Bytes, Option<i32>)>,
+/// The key of a message, not copied from where it is.
+#[derive(Debug)]
+pub(crate) enum Key<'a> {
+    Own(&'a str),
+    Written(Bytes),
+}
+
+impl Deref for Key<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(text) => text.as_bytes(),
+            Self::Written(bytes) => bytes,
+        }
+    }
+}
+
+/// What a message holds.
+#[derive(Debug)]
+pub(crate) struct Content {
+    pub(crate) body: Option<Bytes>,
+    pub(crate) headers: OwnedHeaders,
+    /// In milliseconds; none is the time of sending.
+    pub(crate) timestamp: Option<i64>,
 }
 
 impl Encode {
@@ -97,63 +114,58 @@ impl Encode {
         self.topic.as_ref()?.constant()
     }
 
-    /// Where an event goes; a name that Kafka refuses is the event's own fault.
-    pub(crate) fn topic<'a>(&'a self, event: &'a Event) -> Result<Cow<'a, str>> {
+    /// Where an event goes.
+    pub(crate) fn address<'a>(&'a self, event: &'a Event) -> Result<Address<'a>> {
+        let (by, key, partition) = match &self.debezium {
+            Some(debezium) => {
+                let address = debezium.address(event)?;
+                (address.by, address.key.map(Key::Written), address.partition)
+            }
+            None => (event.stream.as_str().into(), Some(Key::Own(&event.aggregate_id)), None),
+        };
+        let by = match &self.topic {
+            Some(route) => route.render(event)?,
+            None => by,
+        };
+        Ok(Address { by, key, partition })
+    }
+
+    /// The topic behind an [`Address::by`]; a name that Kafka refuses is the fault of the events that have it.
+    pub(crate) fn topic_of<'a>(&self, by: &'a str) -> Result<Cow<'a, str>> {
         let topic = match (&self.topic, &self.debezium) {
-            (Some(route), _) => route.render(event)?,
-            (None, Some(debezium)) => debezium.topic(event)?,
-            (None, None) => event.stream.as_str().into(),
+            (None, Some(debezium)) => debezium.topic_of(by),
+            _ => by.into(),
         };
         check_topic(&topic)?;
         Ok(topic)
     }
 
-    /// The lane of an event; none where it has one of its own, as what has no key goes anywhere.
-    pub(crate) fn lane<'a>(&'a self, event: &'a Event) -> Option<Lane<'a>> {
-        let topic = self.topic(event).ok()?;
-        let debeziums = match &self.debezium {
+    /// What the message for an event holds, if it is not larger than any that may be sent.
+    pub(crate) fn content(&self, event: &Event, address: &Address<'_>) -> Result<Content> {
+        let (content, size) = match &self.debezium {
             Some(debezium) => {
-                let (key, partition) = debezium.lane(event).ok()?;
-                Some((key.or_else(|| partition.map(|_| Bytes::new()))?, partition))
-            }
-            None => None,
-        };
-        Some(Lane { topic, debeziums })
-    }
-
-    /// The partition that the event itself asks for.
-    pub(crate) fn partition(&self, event: &Event) -> Option<i32> {
-        self.debezium.as_ref()?.lane(event).ok()?.1
-    }
-
-    /// The message for an event, if it is not larger than any that may be sent.
-    pub(crate) fn message<'a>(&self, event: &'a Event) -> Result<Outgoing<'a>> {
-        let (outgoing, size) = match &self.debezium {
-            Some(debezium) => {
-                let record = debezium.encode(event)?;
-                let mut size = record.value.as_ref().map_or(0, Bytes::len);
-                let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
-                for (name, value) in &record.headers {
+                let made = match &self.topic {
+                    // A topic of the config's own: the router's value is still in the name of an envelope's schema.
+                    Some(_) => debezium.content(event, &debezium.address(event)?.by)?,
+                    None => debezium.content(event, &address.by)?,
+                };
+                let mut size = made.value.as_ref().map_or(0, Bytes::len);
+                let mut headers = OwnedHeaders::new_with_capacity(made.headers.len());
+                for (name, value) in &made.headers {
                     size += name.len() + value.as_ref().map_or(0, Bytes::len) + 8;
                     headers = headers.insert(Header { key: name, value: value.as_deref() });
                 }
                 // Zero means "now" to librdkafka.
-                let timestamp =
-                    record.timestamp.map(|millis| millis.max(1)).or_else(|| self.timestamp(event));
-                let key = record.key.map(|key| Cow::Owned(key.into()));
-                let (body, partition) = (record.value, record.partition);
-                (Outgoing { key, body, headers, partition, timestamp }, size)
+                let timestamp = made.timestamp.map(|millis| millis.max(1)).or_else(|| self.timestamp(event));
+                (Content { body: made.value, headers, timestamp }, size)
             }
             None => {
                 let message = self.encoder.encode(event);
-                let size = message.size();
-                let headers = headers(&message);
-                let key = Some(Cow::Borrowed(event.aggregate_id.as_bytes()));
-                let timestamp = self.timestamp(event);
-                (Outgoing { key, body: message.body, headers, partition: None, timestamp }, size)
+                let (size, headers) = (message.size(), headers(&message));
+                (Content { body: message.body, headers, timestamp: self.timestamp(event) }, size)
             }
         };
-        let size = size + outgoing.key.as_ref().map_or(0, |key| key.len()) + OVERHEAD;
+        let size = size + address.key.as_ref().map_or(0, |key| key.len()) + OVERHEAD;
         if size > self.max_bytes {
             return Err(Error::permanent(
                 "too_large",
@@ -163,7 +175,7 @@ impl Encode {
                 ),
             ));
         }
-        Ok(outgoing)
+        Ok(content)
     }
 
     /// Kafka's time of an event, in milliseconds; none is the time of sending.
@@ -175,9 +187,10 @@ impl Encode {
 
     /// What would be sent.
     pub(crate) fn preview(&self, event: &Event) -> Result<Preview> {
-        let topic = self.topic(event)?;
+        let address = self.address(event)?;
+        let topic = self.topic_of(&address.by)?;
         // Refuses what is too large, too.
-        self.message(event)?;
+        self.content(event, &address)?;
         let Some(debezium) = &self.debezium else {
             let message = self.encoder.encode(event);
             return Ok(Preview::new(format!("topic {topic}"), Some(&event.aggregate_id), message));
@@ -250,6 +263,10 @@ mod tests {
         Encode::new(&KafkaConfig::from_url(url)?)
     }
 
+    fn topic(encode: &Encode, event: &Event) -> Result<String> {
+        encode.topic_of(&encode.address(event)?.by).map(Cow::into_owned)
+    }
+
     #[test]
     fn names_that_kafka_refuses_are_refused_early() {
         for url in ["kafka://h:1/a b", "kafka://h:1/..", "kafka://h:1/x.{stream}/y", "kafka://h:1/grün"] {
@@ -258,10 +275,10 @@ mod tests {
         let encode = encode("kafka://h:1/ev.{aggregate_id}").unwrap();
         for key in ["a b", "a/b", "naïve", &"k".repeat(300)] {
             let event = sample_event(1, key);
-            let error = encode.topic(&event).unwrap_err();
+            let error = topic(&encode, &event).unwrap_err();
             assert_eq!((error.code(), error.class()), ("bad_topic", Class::Permanent), "{key}");
         }
-        assert_eq!(encode.topic(&sample_event(1, "a-1_b.c")).unwrap(), "ev.a-1_b.c");
+        assert_eq!(topic(&encode, &sample_event(1, "a-1_b.c")).unwrap(), "ev.a-1_b.c");
     }
 
     #[test]
@@ -269,7 +286,7 @@ mod tests {
         let encode = encode("kafka://h:1?max_message_bytes=1000&format=raw").unwrap();
         let mut event = sample_event(1, "k");
         event.payload = Payload::Bytes(vec![0; 1_000].into());
-        let error = encode.message(&event).unwrap_err();
+        let error = encode.content(&event, &encode.address(&event).unwrap()).unwrap_err();
         assert_eq!((error.code(), error.class()), ("too_large", Class::Permanent));
         assert!(error.message().contains("`max_message_bytes` is 1000"), "{error}");
     }

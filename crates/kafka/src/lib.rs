@@ -57,6 +57,7 @@ mod config;
 mod connection;
 mod encode;
 mod errors;
+mod lanes;
 mod sink;
 mod source;
 

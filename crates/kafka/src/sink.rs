@@ -2,15 +2,15 @@
 //!
 //! # Why the prefix holds
 //!
-//! Events of one key go to one partition. A broker appends a producer's requests to a partition in the order of
-//! their sequence numbers and refuses a gap, so after a request that it refused it takes none behind it; and
-//! librdkafka, with `enable.gapless.guarantee`, then ends the producer instead of numbering anew. There is one hole
-//! in that: a broker that knows nothing of a producer yet takes any number for its first. So one request at a time is
-//! on its way to a broker, and of each key the first event is sent alone, and the others follow, all at once, when it is acknowledged: by then the broker of that
-//! partition knows the producer. Sequences are per partition, so where the next event of a key goes to another topic,
-//! it waits for all before it and is a first event again; so it is where `debezium` gives it
-//! another key or partition than the one before. Nothing is given up on by time ([`crate::config`]): when a
-//! call has waited too long, the whole producer goes.
+//! Events of one key go to one partition. A broker appends a producer's requests to a partition in the order of their
+//! sequence numbers and refuses a gap, so after a request that it refused it takes none behind it; and librdkafka, with
+//! `enable.gapless.guarantee`, then ends the producer instead of numbering anew. That holds in partitions that are open to
+//! the producer, and [`crate::lanes`] is about the others: first, one event is sent to each of them, alone; then whatever
+//! goes to an open one, all at once. Where the next event of a key goes to another topic or partition, it waits for all
+//! before it. Nothing is given up on by time ([`crate::config`]): when a call has waited too long, the whole producer goes.
+//!
+//! With a `partitioner` other than Java's we don't know where a key goes. Then one request at a time is on its way to a
+//! broker, and of each key the first event is sent alone, and the others follow when it is acknowledged.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,8 +29,9 @@ use tokio::time::Instant;
 use crate::{
     client::{Client, Producer, Reports},
     config::KafkaConfig,
-    encode::Encode,
+    encode::{Address, Encode},
     errors::Fate,
+    lanes::{TopicLanes, partition_of},
 };
 
 /// How often a call starts over for events that fell with others.
@@ -61,26 +62,92 @@ impl KafkaSink {
         Ok(Self { client: Client::new(config)?, encode, timeout })
     }
 
-    /// The topics of a batch, and what is wrong with those that cannot be written to.
-    async fn topics(&self, batch: &[Delivery]) -> HashMap<String, Option<Error>> {
-        let mut topics: HashMap<String, Option<Error>> = HashMap::new();
-        let began = Instant::now();
-        let mut away = None;
+    /// Where the events of a batch go, each looked at once.
+    async fn places<'a>(&'a self, batch: &'a [Delivery]) -> (Vec<Topic>, Vec<Result<Place<'a>>>) {
+        let mut topics: Vec<Topic> = Vec::new();
+        // By what decides on the topic: a template or a regex need not be followed for each event.
+        let mut known: HashMap<String, Result<usize>> = HashMap::new();
+        let mut places = Vec::with_capacity(batch.len());
         for delivery in batch {
-            let Ok(topic) = self.encode.topic(&delivery.event) else { continue };
-            if topics.contains_key(topic.as_ref()) {
-                continue;
+            places.push(self.encode.address(&delivery.event).and_then(|address| {
+                let topic = match known.get(address.by.as_ref()) {
+                    Some(topic) => topic.clone(),
+                    None => {
+                        let topic = self.encode.topic_of(&address.by).map(|topic| enter(&mut topics, &topic));
+                        known.insert(address.by.as_ref().to_owned(), topic.clone());
+                        topic
+                    }
+                }?;
+                Ok(Place { topic, partition: address.partition, address })
+            }));
+        }
+        self.look(&mut topics).await;
+        for (place, delivery) in places.iter_mut().zip(batch) {
+            if let Ok(place) = place
+                && place.partition.is_none()
+                && self.client.knows_partitions()
+                && let Ok(partitions) = topics[place.topic].partitions
+            {
+                // What has no key goes anywhere, but always there.
+                let key = place.address.key.as_deref().unwrap_or(delivery.event.id.as_bytes());
+                place.partition = Some(partition_of(key, partitions));
             }
+        }
+        (topics, places)
+    }
+
+    /// How many partitions the topics have, or what is wrong with those that cannot be written to.
+    async fn look(&self, topics: &mut [Topic]) {
+        let began = Instant::now();
+        let mut away: Option<Error> = None;
+        for topic in topics {
             // A batch may have a thousand topics, and each of them may take its time to be missing.
             let is_late = began.elapsed() >= self.client.patience();
-            let trouble = match away.clone().filter(|_| is_late) {
-                Some(away) => Some(away),
-                None => self.client.topic(&topic).await.err(),
+            topic.partitions = match away.clone().filter(|_| is_late) {
+                Some(away) => Err(away),
+                None => self.client.topic(&topic.name).await,
             };
-            away = trouble.clone().filter(|error| error.class() == Class::Unavailable).or(away);
-            topics.insert(topic.into_owned(), trouble);
+            if let Err(error) = &topic.partitions
+                && error.class() == Class::Unavailable
+            {
+                away = Some(error.clone());
+            }
         }
-        topics
+    }
+}
+
+/// A topic that a batch goes to.
+struct Topic {
+    name: String,
+    partitions: Result<i32>,
+}
+
+/// The index of a topic in the list, at its end if it was not there.
+fn enter(topics: &mut Vec<Topic>, name: &str) -> usize {
+    topics.iter().position(|topic| topic.name == name).unwrap_or_else(|| {
+        topics.push(Topic { name: name.to_owned(), partitions: Ok(0) });
+        topics.len() - 1
+    })
+}
+
+/// Where one event goes.
+struct Place<'a> {
+    topic: usize,
+    /// None where only librdkafka knows.
+    partition: Option<i32>,
+    address: Address<'a>,
+}
+
+impl Place<'_> {
+    /// Whether the two keep their order once the broker knows the producer: both go to one partition.
+    fn keeps_order_with(&self, other: &Self) -> bool {
+        let (own, others) = (self.address.key.as_deref(), other.address.key.as_deref());
+        self.topic == other.topic
+            && match (self.partition, other.partition) {
+                (Some(one), Some(another)) => one == another,
+                (None, None) => own.is_some() && own == others,
+                _ => false,
+            }
     }
 }
 
@@ -103,17 +170,18 @@ impl Sink for KafkaSink {
     async fn open(&self) -> Result<()> {
         self.client.reach().await?;
         match self.encode.only_topic() {
-            Some(topic) => self.client.topic(topic).await,
+            Some(topic) => self.client.topic(topic).await.map(drop),
             None => Ok(()),
         }
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let topics = self.topics(batch).await;
+        let (topics, places) = self.places(batch).await;
         let mut call = Call {
             sink: self,
             batch,
             topics,
+            places,
             chains: by_key(batch),
             outcomes: vec![None; batch.len()],
             away: false,
@@ -145,7 +213,8 @@ impl Sink for KafkaSink {
 struct Call<'a> {
     sink: &'a KafkaSink,
     batch: &'a [Delivery],
-    topics: HashMap<String, Option<Error>>,
+    topics: Vec<Topic>,
+    places: Vec<Result<Place<'a>>>,
     /// The events of each key.
     chains: Vec<Vec<usize>>,
     /// None: not delivered yet, and nothing wrong with it.
@@ -162,6 +231,8 @@ struct Call<'a> {
 struct Flight {
     producer: Arc<Producer>,
     reports: Arc<Reports>,
+    /// What the producer knows of each topic's partitions.
+    lanes: Vec<Arc<TopicLanes>>,
     /// Sent and not reported yet.
     open: usize,
     /// What fell, with the code.
@@ -180,31 +251,59 @@ impl Call<'_> {
 
     /// Sends all that is unresolved, and waits for what becomes of it.
     async fn pass(&mut self) -> Result<()> {
-        let mut flight = Flight {
-            producer: self.sink.client.producer()?,
-            reports: Arc::default(),
-            open: 0,
-            fallen: Vec::new(),
-        };
-        let chains: Vec<Vec<usize>> = self.unresolved().map(<[usize]>::to_vec).collect();
-        // What may follow when its head is acknowledged.
-        let mut behind: HashMap<usize, &[usize]> = HashMap::with_capacity(chains.len());
-        for chain in &chains {
-            if let Some((head, rest)) = chain.split_first()
-                && self.send(*head, &mut flight)
-            {
-                behind.insert(*head, rest);
+        let mut flight = self.flight()?;
+        while self.unresolved().next().is_some() {
+            self.open_lanes(&mut flight).await?;
+            if flight.fallen.is_empty() {
+                let chains: Vec<Vec<usize>> = self.unresolved().map(<[usize]>::to_vec).collect();
+                let mut behind = HashMap::with_capacity(chains.len());
+                for chain in &chains {
+                    self.send_run(None, chain, &mut flight, &mut behind);
+                }
+                self.collect(&mut flight, &mut behind).await?;
             }
-        }
-        self.collect(&mut flight, &mut behind).await?;
-        if !flight.fallen.is_empty() {
-            return self.judge(flight).await;
+            if !flight.fallen.is_empty() {
+                return self.judge(flight).await;
+            }
         }
         // Each of those that were refused together was taken alone.
         if self.refused_bytes > 0 {
             self.sink.client.shrink_batches(std::mem::take(&mut self.refused_bytes));
         }
         Ok(())
+    }
+
+    fn flight(&self) -> Result<Flight> {
+        let producer = self.sink.client.producer()?;
+        let lanes = self.topics.iter().map(|topic| producer.lanes.of(&topic.name)).collect();
+        Ok(Flight { producer, lanes, reports: Arc::default(), open: 0, fallen: Vec::new() })
+    }
+
+    /// Sends one event to each partition that waits for one and is not open, and waits until they are.
+    async fn open_lanes(&mut self, flight: &mut Flight) -> Result<()> {
+        if self.first_of_closed(flight).is_empty() {
+            return Ok(());
+        }
+        let producer = flight.producer.clone();
+        let _alone = producer.lanes.opening.lock().await;
+        // Another call may have opened some meanwhile.
+        for first in self.first_of_closed(flight) {
+            self.send(first, flight);
+        }
+        self.collect(flight, &mut HashMap::new()).await
+    }
+
+    /// Of each partition that is not open, the first event that could be sent there now.
+    fn first_of_closed(&self, flight: &Flight) -> Vec<usize> {
+        let mut seen = HashSet::new();
+        let heads = self.unresolved().filter_map(|chain| chain.first().copied());
+        let is_first = |at: &usize| match &self.places[*at] {
+            Ok(Place { topic, partition: Some(partition), .. }) => {
+                !flight.lanes[*topic].is_open(*partition) && seen.insert((*topic, *partition))
+            }
+            _ => false,
+        };
+        heads.filter(is_first).collect()
     }
 
     /// Waits until everything sent is reported, sending on behind each head.
@@ -224,31 +323,45 @@ impl Call<'_> {
                 }
                 self.outcomes[report.at] = Some(Outcome::Delivered);
                 if let Some(rest) = behind.remove(&report.at) {
-                    self.send_on(report.at, rest, flight, behind);
+                    self.send_run(Some(report.at), rest, flight, behind);
                 }
             }
         }
         Ok(())
     }
 
-    /// Sends what may follow an event that was acknowledged: those to the same partition, or one to another.
-    fn send_on<'c>(
+    /// Sends the first events of a chain, or of what is left of it behind one that was acknowledged: as many as go to one
+    /// partition, if the broker knows the producer there. The rest may follow when the last of them is acknowledged.
+    fn send_run<'c>(
         &mut self,
-        acknowledged: usize,
-        rest: &'c [usize],
+        acknowledged: Option<usize>,
+        chain: &'c [usize],
         flight: &mut Flight,
         behind: &mut HashMap<usize, &'c [usize]>,
     ) {
-        let lane = |at: usize| self.sink.encode.lane(&self.batch[at].event);
-        let known = lane(acknowledged);
-        let may_follow = |at: &&usize| !self.one_by_one && known.is_some() && lane(**at) == known;
-        let same = rest.iter().take_while(may_follow).count();
-        let (now, later) = rest.split_at(same.max(1).min(rest.len()));
+        let Some(head) = chain.first() else { return };
+        let run = match &self.places[*head] {
+            Ok(place) => {
+                let is_known = match place.partition {
+                    Some(partition) if flight.lanes[place.topic].is_open(partition) => true,
+                    // Its turn to be opened comes when all others have had theirs.
+                    Some(_) => return,
+                    None => acknowledged.is_some_and(|before| self.is_with(place, before)),
+                };
+                let same = chain.iter().take_while(|at| self.is_with(place, **at)).count();
+                if is_known && !self.one_by_one { same.max(1) } else { 1 }
+            }
+            Err(_) => 1,
+        };
+        let (now, later) = chain.split_at(run);
         let is_sent = now.iter().all(|at| self.send(*at, flight));
-        // The broker takes the last of them only after all others.
         if let Some(last) = now.last().filter(|_| is_sent && !later.is_empty()) {
             behind.insert(*last, later);
         }
+    }
+
+    fn is_with(&self, place: &Place<'_>, at: usize) -> bool {
+        matches!(&self.places[at], Ok(other) if other.keeps_order_with(place))
     }
 
     /// Hands one event to the producer; false if it, and so what is behind it, does not go.
@@ -264,23 +377,23 @@ impl Call<'_> {
     }
 
     fn hand_over(&self, at: usize, flight: &mut Flight) -> Result<bool> {
-        let delivery = &self.batch[at];
-        let encode = &self.sink.encode;
-        let topic = encode.topic(&delivery.event)?;
-        if let Some(Some(trouble)) = self.topics.get(topic.as_ref()) {
+        let place = self.places[at].as_ref().map_err(Error::clone)?;
+        let topic = &self.topics[place.topic];
+        if let Err(trouble) = &topic.partitions {
             return Err(trouble.clone());
         }
-        let message = encode.message(&delivery.event)?;
+        let content = self.sink.encode.content(&self.batch[at].event, &place.address)?;
         let record = BaseRecord {
-            topic: &topic,
-            partition: message.partition,
-            payload: message.body.as_deref(),
-            key: message.key.as_deref(),
-            timestamp: message.timestamp,
-            headers: Some(message.headers),
+            topic: &topic.name,
+            partition: place.partition,
+            payload: content.body.as_deref(),
+            key: place.address.key.as_deref(),
+            timestamp: content.timestamp,
+            headers: Some(content.headers),
             delivery_opaque: (),
         };
-        match flight.producer.send(record, &flight.reports, at) {
+        let ticket = (&flight.reports, &flight.lanes[place.topic], at);
+        match flight.producer.send(record, ticket) {
             Ok(()) => {
                 flight.open += 1;
                 Ok(true)
@@ -332,14 +445,14 @@ impl Call<'_> {
 
     /// What a code means for one event.
     fn fate(&self, at: usize, code: Code) -> Result<Fate> {
-        let event = &self.batch[at].event;
-        let topic = self.sink.encode.topic(event)?;
-        match (code, self.sink.encode.partition(event)) {
+        let place = self.places[at].as_ref().map_err(Error::clone)?;
+        let topic = &self.topics[place.topic].name;
+        match (code, place.address.partition) {
             (Code::UnknownPartition, Some(partition)) => Ok(Fate::Suspect(Error::permanent(
                 "no_partition",
                 format!("the event asks for partition {partition} of topic `{topic}`, which has no such one"),
             ))),
-            _ => Ok(self.sink.client.fate(&topic, code)),
+            _ => Ok(self.sink.client.fate(topic, code)),
         }
     }
 
@@ -353,14 +466,12 @@ impl Call<'_> {
         suspects.sort_by_key(|(at, _)| std::cmp::Reverse(self.batch[*at].event.payload.len()));
         let has_others = suspects.len() < all;
         for (at, error) in suspects.into_iter().take(SUSPECTS) {
-            let mut flight = Flight {
-                producer: self.sink.client.producer()?,
-                reports: Arc::default(),
-                open: 0,
-                fallen: Vec::new(),
-            };
+            let mut flight = self.flight()?;
+            let producer = flight.producer.clone();
+            let alone = producer.lanes.opening.lock().await;
             self.send(at, &mut flight);
             self.collect(&mut flight, &mut HashMap::new()).await?;
+            drop(alone);
             let Some((_, code)) = flight.fallen.first() else { continue };
             self.sink.client.discard(&flight.producer);
             match self.fate(at, *code)? {

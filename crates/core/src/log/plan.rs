@@ -1,9 +1,9 @@
 //! A settle that is planned: what each verdict comes to, before anything is written or forgotten.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
 use super::{Changes, Fate, LogOptions, OnFailure, Park, track::InFlight};
-use crate::{Error, Position, Verdict, group::Member};
+use crate::{Error, Position, Verdict, group::Member, hash::Set};
 
 /// A settle that was planned and not applied yet.
 pub(super) struct Plan {
@@ -12,7 +12,7 @@ pub(super) struct Plan {
     pub(super) fenced: usize,
     pub(super) steps: Vec<Step>,
     /// What is to be held back by it, with the load of its partition. More may be read meanwhile.
-    pub(super) held: HashSet<(i64, u64)>,
+    pub(super) held: Set<(i64, u64)>,
     pub(super) halts: Vec<(i64, Halt)>,
 }
 

@@ -8,8 +8,8 @@
 //! of order cost no memory.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    hash::{BuildHasher, RandomState},
+    collections::{BTreeMap, BTreeSet},
+    hash::BuildHasher,
     time::{Duration, Instant},
 };
 
@@ -20,6 +20,7 @@ use super::{
 use crate::{
     Batch, Delivery, Error, Order, Position, Settlement,
     group::{Group, Member},
+    hash::{Map, Seed, Set},
     queue::BadRow,
     source::{Reject, Settled},
 };
@@ -41,14 +42,14 @@ pub(super) struct Partition {
     /// Parked events that were handed out.
     parked_out: BTreeSet<i64>,
     /// How many parked events a key has that keep later ones waiting.
-    waiting: HashMap<Key, u32>,
+    waiting: Map<Key, u32>,
     /// Parked before this relay took it up, and not read past yet: these do not come from the log.
     parked: BTreeSet<i64>,
 }
 
 impl Partition {
     /// How far the offset may move when `done` are settled.
-    fn prefix(&self, done: &HashSet<i64>) -> i64 {
+    fn prefix(&self, done: &Set<i64>) -> i64 {
         let outstanding = self.outstanding.iter().find(|seq| !done.contains(seq));
         let first = [outstanding, self.released.first()].into_iter().flatten().min();
         first.map_or(self.read_to, |seq| seq - 1).max(self.offset)
@@ -94,7 +95,7 @@ pub(super) struct Asked {
     pub(super) member: Member,
     pub(super) partitions: Vec<u16>,
     pub(super) after: i64,
-    loads: HashMap<u16, u64>,
+    loads: Map<u16, u64>,
     generation: u64,
 }
 
@@ -114,14 +115,14 @@ pub(super) struct Track {
     /// The last look ended at a hole.
     pub(super) blocked: bool,
     partitions: BTreeMap<u16, Partition>,
-    in_flight: HashMap<Position, InFlight>,
-    committed: HashSet<Position>,
+    in_flight: Map<Position, InFlight>,
+    committed: Set<Position>,
     held: Vec<Held>,
     /// Failed attempts of events that halt the consumer.
-    attempts: HashMap<i64, u32>,
+    attempts: Map<i64, u32>,
     next_position: u64,
     next_load: u64,
-    hasher: RandomState,
+    seed: Seed,
 }
 
 impl Track {
@@ -137,13 +138,13 @@ impl Track {
             idle: 0,
             blocked: false,
             partitions: BTreeMap::new(),
-            in_flight: HashMap::new(),
-            committed: HashSet::new(),
+            in_flight: Map::default(),
+            committed: Set::default(),
             held: Vec::new(),
-            attempts: HashMap::new(),
+            attempts: Map::default(),
             next_position: 0,
             next_load: 0,
-            hasher: RandomState::new(),
+            seed: Seed::default(),
         }
     }
 
@@ -209,10 +210,10 @@ impl Track {
         self.look_at = None;
     }
 
-    fn count(&self, keys: &[String]) -> HashMap<Key, u32> {
-        let mut waiting = HashMap::new();
+    fn count(&self, keys: &[String]) -> Map<Key, u32> {
+        let mut waiting = Map::default();
         for key in keys {
-            *waiting.entry(self.hasher.hash_one(key.as_str())).or_default() += 1;
+            *waiting.entry(self.seed.hash_one(key.as_str())).or_default() += 1;
         }
         waiting
     }
@@ -271,7 +272,7 @@ impl Track {
 
     /// How far ahead of its offset the slowest partition has read.
     pub(super) fn ahead(&self) -> i64 {
-        let none = HashSet::new();
+        let none = Set::default();
         let ahead = self.partitions.values().map(|partition| partition.read_to - partition.prefix(&none));
         ahead.max().unwrap_or(0)
     }
@@ -282,7 +283,7 @@ impl Track {
             return None;
         }
         let readable = self.partitions.iter().filter(|(n, _)| !self.group.giving.contains(n));
-        let loads: HashMap<u16, u64> = readable.map(|(n, partition)| (*n, partition.load)).collect();
+        let loads: Map<u16, u64> = readable.map(|(n, partition)| (*n, partition.load)).collect();
         let mut partitions: Vec<u16> = loads.keys().copied().collect();
         partitions.sort_unstable();
         let after = partitions.iter().filter_map(|n| self.partitions.get(n)).map(|own| own.read_to).min()?;
@@ -330,7 +331,8 @@ impl Track {
         for ParkedRow { row, attempts } in rows {
             let Some(partition) = self.asked_partition(row.partition, asked) else { continue };
             if partition.parked_out.insert(row.seq) {
-                self.send(&mut batch, row, attempts + 1, true);
+                let key = self.key(&row);
+                self.send(&mut batch, row, key, attempts + 1, true);
             }
         }
         batch
@@ -360,11 +362,10 @@ impl Track {
             return;
         }
         let attempt = self.attempts.get(&row.seq).map_or(1, |attempts| attempts + 1);
-        self.send(batch, row, attempt, false);
+        self.send(batch, row, key, attempt, false);
     }
 
-    fn send(&mut self, batch: &mut Batch, row: LogRow, attempt: u32, parked: bool) {
-        let key = self.key(&row);
+    fn send(&mut self, batch: &mut Batch, row: LogRow, key: Key, attempt: u32, parked: bool) {
         let load = self.partitions.get(&row.partition).map_or(0, |partition| partition.load);
         let position = Position(self.next_position);
         self.next_position += 1;
@@ -387,7 +388,7 @@ impl Track {
             Ok(event) => event.aggregate_id.as_str(),
             Err(bad) => bad.key.as_deref().unwrap_or_default(),
         };
-        self.hasher.hash_one(key)
+        self.seed.hash_one(key)
     }
 
     /// What these verdicts, and what is to be held back, change. With `all`, offsets of partitions without a
@@ -402,8 +403,8 @@ impl Track {
             held: self.held.iter().map(|held| (held.seq, held.load)).collect(),
             halts: Vec::new(),
         };
-        let mut done: HashMap<u16, HashSet<i64>> = HashMap::new();
-        let mut blocked: HashSet<(u16, Key)> = HashSet::new();
+        let mut done: Map<u16, Set<i64>> = Map::default();
+        let mut blocked: Set<(u16, Key)> = Set::default();
         for held in &self.held {
             done.entry(held.partition).or_default().insert(held.seq);
             let park = Park { seq: held.seq, partition: held.partition, attempts: 0, fate: Fate::Held };
@@ -436,7 +437,7 @@ impl Track {
             }
             plan.steps.push(step);
         }
-        let none = HashSet::new();
+        let none = Set::default();
         for (n, partition) in &self.partitions {
             if !all && !done.contains_key(n) {
                 continue;
@@ -452,7 +453,7 @@ impl Track {
     }
 
     /// The offset after the plan. What the plan gives back still stands in the way.
-    fn prefix_after(&self, partition: &Partition, done: &HashSet<i64>, plan: &Plan) -> i64 {
+    fn prefix_after(&self, partition: &Partition, done: &Set<i64>, plan: &Plan) -> i64 {
         let back = plan.steps.iter().filter_map(|step| match step {
             Step::Back(position) => {
                 self.in_flight.get(position).filter(|row| row.load == partition.load).map(|row| row.seq)

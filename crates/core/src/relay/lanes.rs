@@ -3,13 +3,13 @@
 //! A lane is busy while something of it is being delivered, and a busy lane gives out nothing more; that is
 //! all there is to keeping order inside one relay.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    hash::{BuildHasher, RandomState},
-};
+use std::{collections::VecDeque, hash::BuildHasher};
 
 use super::Order;
-use crate::{Delivery, Ownership};
+use crate::{
+    Delivery, Ownership,
+    hash::{Map, Seed},
+};
 
 /// A lane: the hash of a key. Two keys that collide share a lane, which costs a little concurrency and
 /// nothing else.
@@ -18,6 +18,8 @@ pub(super) type Lane = u64;
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) delivery: Delivery,
+    /// Of its key; see [`Lanes::lane`].
+    pub(super) lane: Option<Lane>,
     pub(super) ownership: Ownership,
     pub(super) size: usize,
 }
@@ -31,8 +33,8 @@ struct LaneState {
 #[derive(Debug)]
 pub(super) struct Lanes {
     order: Order,
-    hasher: RandomState,
-    lanes: HashMap<Lane, LaneState>,
+    seed: Seed,
+    lanes: Map<Lane, LaneState>,
     /// Lanes that are not busy and have something, first come first served.
     ready: VecDeque<Lane>,
     /// Without order there are no lanes, only this.
@@ -43,8 +45,8 @@ impl Lanes {
     pub(super) fn new(order: Order) -> Self {
         Self {
             order,
-            hasher: RandomState::new(),
-            lanes: HashMap::new(),
+            seed: Seed::default(),
+            lanes: Map::default(),
             ready: VecDeque::new(),
             free: VecDeque::new(),
         }
@@ -54,13 +56,13 @@ impl Lanes {
     pub(super) fn lane(&self, key: &str) -> Option<Lane> {
         match self.order {
             Order::None => None,
-            Order::Key => Some(self.hasher.hash_one(key)),
+            Order::Key => Some(self.seed.hash_one(key)),
             Order::Total => Some(0),
         }
     }
 
     pub(super) fn push(&mut self, queued: Queued) {
-        let Some(lane) = self.lane(&queued.delivery.event.aggregate_id) else {
+        let Some(lane) = queued.lane else {
             self.free.push_back(queued);
             return;
         };
@@ -142,7 +144,7 @@ mod tests {
     use crate::{Position, sinks::memory::sample_event};
     use proptest::prelude::*;
 
-    fn queued(seq: i64, key: &str) -> Queued {
+    fn queued(lanes: &Lanes, seq: i64, key: &str) -> Queued {
         let delivery = Delivery {
             event: sample_event(seq, key),
             position: Position(seq.cast_unsigned()),
@@ -150,7 +152,7 @@ mod tests {
             max_attempts: None,
             lost_leases: 0,
         };
-        Queued { delivery, ownership: Ownership::forever(), size: 10 }
+        Queued { delivery, lane: lanes.lane(key), ownership: Ownership::forever(), size: 10 }
     }
 
     proptest! {
@@ -164,12 +166,12 @@ mod tests {
         ) {
             let mut lanes = Lanes::new(Order::Key);
             let mut out: Vec<Vec<Queued>> = Vec::new();
-            let mut seen: HashMap<String, Vec<i64>> = HashMap::new();
+            let mut seen: Map<String, Vec<i64>> = Map::default();
             let mut pushed = 0;
             let mut step = |lanes: &mut Lanes, out: &mut Vec<Vec<Queued>>, size: usize, finish: bool| {
                 if finish && !out.is_empty() {
                     for done in out.remove(0) {
-                        if let Some(lane) = lanes.lane(&done.delivery.event.aggregate_id) { lanes.finish(lane); }
+                        if let Some(lane) = done.lane { lanes.finish(lane); }
                     }
                 }
                 let batch = lanes.take(size, 1_000, prefix);
@@ -182,7 +184,8 @@ mod tests {
             };
             for (size, finish) in takes {
                 if pushed < keys.len() {
-                    lanes.push(queued(i64::try_from(pushed).unwrap(), &keys[pushed].to_string()));
+                    let next = queued(&lanes, i64::try_from(pushed).unwrap(), &keys[pushed].to_string());
+                    lanes.push(next);
                     pushed += 1;
                 }
                 step(&mut lanes, &mut out, size, finish);
@@ -197,7 +200,7 @@ mod tests {
     #[test]
     fn bounds_hold_but_one_event_always_fits() {
         let mut lanes = Lanes::new(Order::None);
-        (0..10).for_each(|n| lanes.push(queued(n, "k")));
+        (0..10).for_each(|n| lanes.push(queued(&lanes, n, "k")));
         assert_eq!(lanes.take(3, 1_000, false).len(), 3);
         assert_eq!(lanes.take(10, 25, false).len(), 2);
         assert_eq!(lanes.take(10, 1, false).len(), 1);

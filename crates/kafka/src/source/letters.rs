@@ -83,7 +83,8 @@ impl Letters {
                 headers: Some(letter.raw.headers_with(&self.headers(letter))),
                 delivery_opaque: (),
             };
-            match producer.send(record, &reports, at) {
+            let lanes = producer.lanes.of(&topics[at]);
+            match producer.send(record, (&reports, &lanes, at)) {
                 Ok(()) => open += 1,
                 Err(code) => fallen.push((at, code)),
             }

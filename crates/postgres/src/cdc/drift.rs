@@ -85,7 +85,7 @@ fn through_the_wal(spec: &TableSpec, (columns, rows): &Rows) -> Vec<Seen> {
     let mapping = Mapping::new(spec, columns.clone()).unwrap();
     let seen = |values: &Vec<Option<Bytes>>| Seen {
         identity: mapping.identity(values).map(|text| std::str::from_utf8(text).unwrap().to_owned()),
-        event: told(mapping.event(values, &CONTEXT)),
+        event: told(mapping.event(values.clone(), &CONTEXT)),
         max_attempts: mapping.max_attempts(values),
         is_open: mapping.is_open(values),
     };

@@ -143,7 +143,7 @@ impl CdcOptions {
             snapshot: Snapshot::Initial,
             mark: true,
             messages: Some("airtight".into()),
-            buffer_bytes: 32 << 20,
+            buffer_bytes: 16 << 20,
             keep_row: false,
             failover: true,
             url: None,
@@ -343,10 +343,15 @@ impl Shared {
                 (event, emitted::max_attempts(content))
             }
             Raw::Tuple(mapping, tuple) => match mapping.texts(tuple) {
-                Ok(values) => (mapping.event(&values, &context), mapping.max_attempts(&values)),
+                Ok(values) => {
+                    let max_attempts = mapping.max_attempts(&values);
+                    (mapping.event(values, &context), max_attempts)
+                }
                 Err(error) => (Err(BadRow { id: "(no id)".into(), key: None, error }), None),
             },
-            Raw::Values(mapping, values) => (mapping.event(values, &context), mapping.max_attempts(values)),
+            Raw::Values(mapping, values) => {
+                (mapping.event(values.clone(), &context), mapping.max_attempts(values))
+            }
         };
         Some(LogRow { seq: 0, partition: 0, max_attempts, event })
     }

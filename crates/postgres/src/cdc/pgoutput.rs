@@ -271,9 +271,18 @@ impl Reader {
         let columns = self.count16("columns")?;
         let begin = self.at;
         for _ in 0..columns {
-            self.value()?;
+            self.pass_value()?;
         }
         Ok(Tuple { raw: self.buffer.slice(begin..self.at), columns })
+    }
+
+    /// Checks what [`Self::value`] would, and makes nothing of it.
+    fn pass_value(&mut self) -> Result<(), Wrong> {
+        if matches!(self.expect(b"nutb", "column's kind")?, b't' | b'b') {
+            let length = self.count32("column's length")?;
+            self.pass(length, "column")?;
+        }
+        Ok(())
     }
 
     fn value(&mut self) -> Result<Value, Wrong> {
@@ -298,12 +307,18 @@ impl Reader {
 
     /// The next bytes, without a copy.
     fn take(&mut self, length: usize, what: &str) -> Result<Bytes, Wrong> {
+        let begin = self.pass(length, what)?;
+        Ok(self.buffer.slice(begin..self.at))
+    }
+
+    /// Goes past the next bytes; where they begin.
+    fn pass(&mut self, length: usize, what: &str) -> Result<usize, Wrong> {
         if length > self.left() {
             return Err(self.wrong(format_args!("{what}: {length} bytes wanted, {} left", self.left())));
         }
         let begin = self.at;
         self.at += length;
-        Ok(self.buffer.slice(begin..self.at))
+        Ok(begin)
     }
 
     fn fixed<const N: usize>(&mut self, what: &str) -> Result<[u8; N], Wrong> {

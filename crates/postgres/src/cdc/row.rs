@@ -185,18 +185,24 @@ impl Mapping {
         texts(tuple, &self.columns)
     }
 
-    /// The event of a row, given the text of all its columns.
-    pub(crate) fn event(&self, values: &[Option<Bytes>], context: &Context) -> Result<Event, BadRow> {
-        let id = self.text(values, self.id).ok().flatten();
-        let id = id.unwrap_or(Cow::Borrowed("(no id)"));
-        self.decode(values, context, &id).map_err(|error| BadRow {
+    /// The event of a row, given the text of all its columns, which it may keep.
+    pub(crate) fn event(&self, values: Vec<Option<Bytes>>, context: &Context) -> Result<Event, BadRow> {
+        let id = self.text(&values, self.id).ok().flatten();
+        let id = id.unwrap_or(Cow::Borrowed("(no id)")).into_owned();
+        let mut event = self.decode(&values, context).map_err(|error| BadRow {
             error: error.context(format_args!("event {id}")),
-            id: id.into_owned(),
-            key: self.source(values, &self.aggregate_id).ok().flatten().map(Cow::into_owned),
-        })
+            id: id.clone(),
+            key: self.source(&values, &self.aggregate_id).ok().flatten().map(Cow::into_owned),
+        })?;
+        event.id = id;
+        if context.keep_row {
+            event.row = Some(Arc::new(SourceRow { columns: self.columns.clone(), values }));
+        }
+        Ok(event)
     }
 
-    fn decode(&self, values: &[Option<Bytes>], context: &Context, id: &str) -> Result<Event> {
+    /// All of it but the id and the row.
+    fn decode(&self, values: &[Option<Bytes>], context: &Context) -> Result<Event> {
         if values.len() != self.columns.len() {
             return Err(Error::permanent(
                 "bad_row",
@@ -218,7 +224,7 @@ impl Mapping {
         let extra = self.extra(values)?;
         let op = self.optional_text(values, self.op)?.map_or(Ok(Op::Upsert), |word| Op::parse(&word))?;
         Ok(Event {
-            id: id.to_owned(),
+            id: String::new(),
             seq: self.seq(values)?,
             stream: required(&self.stream, "stream")?,
             event_type: required(&self.event_type, "event type")?,
@@ -234,9 +240,7 @@ impl Mapping {
             .unwrap_or(OffsetDateTime::UNIX_EPOCH),
             schema_version: self.schema_version(values)?,
             extra,
-            row: context
-                .keep_row
-                .then(|| Arc::new(SourceRow { columns: self.columns.clone(), values: values.to_vec() })),
+            row: None,
         })
     }
 

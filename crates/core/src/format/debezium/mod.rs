@@ -62,6 +62,28 @@ pub struct Record {
     pub partition: Option<i32>,
 }
 
+/// What says where an event goes, without its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address<'a> {
+    /// The value of `route.by.field`, which decides on the [topic](DebeziumEncoder::topic_of).
+    pub by: Cow<'a, str>,
+    /// The key; none is no key.
+    pub key: Option<Bytes>,
+    /// The partition; none is left to the key.
+    pub partition: Option<i32>,
+}
+
+/// What a message holds, wherever it goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content {
+    /// The value; none is a tombstone.
+    pub value: Option<Bytes>,
+    /// Names and values in order. A name may occur twice, and a value may be none.
+    pub headers: Vec<(String, Option<Bytes>)>,
+    /// Milliseconds since 1970; none is the time of sending.
+    pub timestamp: Option<i64>,
+}
+
 /// Makes records of events; see the [module](self).
 #[derive(Debug, Clone)]
 pub struct DebeziumEncoder {
@@ -112,10 +134,38 @@ impl DebeziumEncoder {
     /// The record for an event. One that cannot be written is a permanent error that says why; Debezium's task ends
     /// over it.
     pub fn encode(&self, event: &Event) -> Result<Record> {
+        let Address { by, key, partition } = self.address(event)?;
+        let Content { value, headers, timestamp } = self.content(event, &by)?;
+        let topic = self.topic_of(&by).into_owned();
+        Ok(Record { topic, key, value, headers, timestamp, partition })
+    }
+
+    /// Where an event goes.
+    pub fn address<'a>(&self, event: &'a Event) -> Result<Address<'a>> {
+        let by = self.text_of(event, &self.options.route_by, Role::Route)?;
+        let (schema, key) = self.required(event, &self.options.event_key, Role::Key)?;
+        let mut partition = None;
+        for additional in self.options.additional.iter().filter(|of| of.place == Place::Partition) {
+            partition = match self.additional(event, additional)? {
+                Some((schema, value)) => number(&additional.column, &schema, &value, event.row.is_none())?,
+                None => partition,
+            };
+        }
+        if partition.is_some_and(|partition| partition < 0) {
+            return Err(Error::permanent("debezium_partition", "the event's partition is below 0"));
+        }
+        Ok(Address { by, key: convert(self.converters.key, Some(&schema), &key)?, partition })
+    }
+
+    /// The topic of all events that have this in `route.by.field`.
+    pub fn topic_of<'a>(&self, by: &'a str) -> Cow<'a, str> {
+        self.route.replace(by).map_or(by.into(), Cow::Owned)
+    }
+
+    /// The content of an event that goes [`by`](Address::by) this.
+    pub fn content(&self, event: &Event, by: &str) -> Result<Content> {
         let options = &self.options;
-        let by = self.text_of(event, &options.route_by, Role::Route)?;
         let (id_schema, id) = self.required(event, &options.event_id, Role::Id)?;
-        let (key_schema, key) = self.required(event, &options.event_key, Role::Key)?;
         let (payload_schema, payload) = self.required(event, &options.event_payload, Role::Payload)?;
         let timestamp = self.timestamp(event)?;
 
@@ -124,64 +174,34 @@ impl DebeziumEncoder {
         headers.push(("id".to_owned(), convert(self.converters.header, Some(&id_schema), &id)?));
 
         let (payload_schema, payload) = self.expanded(payload_schema, payload);
-        let mut partition = None;
         let mut beside = Vec::new();
-        for additional in &options.additional {
-            let Some((schema, value)) = self.field(event, &additional.column, Role::Other)? else {
-                if !options.error_on_missing && additional.place != Place::Envelope {
-                    continue;
-                }
-                return Err(missing(&additional.column));
-            };
-            match additional.place {
-                Place::Header => {
-                    let header = convert(self.converters.header, Some(&schema), &value)?;
-                    headers.push((additional.alias.clone(), header));
-                }
-                Place::Envelope => beside.push((additional.alias.clone(), schema, value)),
-                Place::Partition => {
-                    partition = number(&additional.column, &schema, &value, event.row.is_none())?;
-                }
+        for additional in options.additional.iter().filter(|of| of.place != Place::Partition) {
+            let Some((schema, value)) = self.additional(event, additional)? else { continue };
+            if additional.place == Place::Envelope {
+                beside.push((additional.alias.clone(), schema, value));
+            } else {
+                let header = convert(self.converters.header, Some(&schema), &value)?;
+                headers.push((additional.alias.clone(), header));
             }
         }
-        if partition.is_some_and(|partition| partition < 0) {
-            return Err(Error::permanent("debezium_partition", "the event's partition is below 0"));
-        }
-
         let value = if options.tombstone_on_empty && is_blank(&payload) {
             None
         } else if self.has_envelope {
-            let (schema, value) = self.envelope(event, &by, payload_schema, payload, beside)?;
+            let (schema, value) = self.envelope(event, by, payload_schema, payload, beside)?;
             convert(self.converters.value, Some(&schema), &value)?
         } else {
             convert(self.converters.value, payload_schema.as_ref(), &payload)?
         };
-        Ok(Record {
-            topic: self.route.replace(&by).unwrap_or_else(|| by.into_owned()),
-            key: convert(self.converters.key, Some(&key_schema), &key)?,
-            value,
-            headers,
-            timestamp,
-            partition,
-        })
+        Ok(Content { value, headers, timestamp })
     }
 
-    /// Where an event goes, without the rest.
-    pub fn topic<'a>(&self, event: &'a Event) -> Result<Cow<'a, str>> {
-        let by = self.text_of(event, &self.options.route_by, Role::Route)?;
-        Ok(self.route.replace(&by).map_or(by, Cow::Owned))
-    }
-
-    /// The key and the partition alone, which say which events of a topic keep their order.
-    pub fn lane(&self, event: &Event) -> Result<(Option<Bytes>, Option<i32>)> {
-        let (schema, key) = self.required(event, &self.options.event_key, Role::Key)?;
-        let mut partition = None;
-        for additional in self.options.additional.iter().filter(|of| of.place == Place::Partition) {
-            if let Some((schema, value)) = self.field(event, &additional.column, Role::Other)? {
-                partition = number(&additional.column, &schema, &value, event.row.is_none())?;
-            }
+    /// A column that `fields.additional.placement` names; none where the table has none and that is no error.
+    fn additional(&self, event: &Event, additional: &Additional) -> Result<Option<(Schema, Value)>> {
+        let found = self.field(event, &additional.column, Role::Other)?;
+        if found.is_none() && (self.options.error_on_missing || additional.place == Place::Envelope) {
+            return Err(missing(&additional.column));
         }
-        Ok((convert(self.converters.key, Some(&schema), &key)?, partition))
+        Ok(found)
     }
 
     /// The number of a task and the id of its run are what a relay of one task, started now, would have.
@@ -216,22 +236,13 @@ impl DebeziumEncoder {
 
     /// A column that must be text, and there.
     fn text_of<'a>(&self, event: &'a Event, name: &str, role: Role) -> Result<Cow<'a, str>> {
-        let (schema, value) = match &event.row {
-            // Without a copy.
-            Some(row) => match row.get(name) {
-                Some((column, Some(text))) if value::schema(column)?.kind == Kind::String => {
-                    if let Ok(Value::Text(read)) = value::value(column, Some(text))
-                        && read == *text
-                        && let Ok(text) = std::str::from_utf8(text)
-                    {
-                        return Ok(text.into());
-                    }
-                    self.required(event, name, role)?
-                }
-                _ => self.required(event, name, role)?,
-            },
-            None => self.required(event, name, role)?,
-        };
+        if let Some((column, Some(text))) = event.row.as_ref().and_then(|row| row.get(name))
+            && value::is_text(column)
+            && let Ok(text) = std::str::from_utf8(text)
+        {
+            return Ok(text.into());
+        }
+        let (schema, value) = self.required(event, name, role)?;
         match value {
             Value::Text(text) => Ok(String::from_utf8_lossy(&text).into_owned().into()),
             Value::Null => {

@@ -125,6 +125,11 @@ pub(super) fn schema(column: &SourceColumn) -> Result<Schema> {
     Ok(Schema::new(Kind::Array(Box::new(items)), column.nullable))
 }
 
+/// Whether a column's text is its value as it stands.
+pub(super) fn is_text(column: &SourceColumn) -> bool {
+    matches!(type_of(column.type_oid), Some((Type::Text(_) | Type::Own, false)))
+}
+
 fn plain_schema(plain: Type, modifier: i32, optional: bool) -> Schema {
     let of = |kind| Schema::new(kind, optional);
     let named = |kind, name| Schema::named(kind, optional, name);

@@ -2,7 +2,6 @@
 //! it is away as a whole.
 
 use std::{
-    collections::HashSet,
     panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
 };
@@ -13,6 +12,7 @@ use super::{Engine, log_failure};
 use crate::{
     Class, Delivery, Error, Outcome, Result, Sink, Verdict,
     event::Event,
+    hash::Set,
     relay::{
         Order, judge,
         lanes::{Lane, Queued},
@@ -51,11 +51,14 @@ impl Engine {
     /// Takes out events whose lease ran out before they were sent, and all behind them in their lane:
     /// somebody else delivers them. The source is told, so that it can give back what nobody has taken yet.
     pub(super) fn drop_lost(&mut self, taken: Vec<Queued>) -> Vec<Queued> {
-        let mut lost_lanes: HashSet<Lane> = HashSet::new();
-        let mut kept_lanes: HashSet<Lane> = HashSet::new();
+        if taken.iter().all(|queued| !queued.ownership.is_lost()) {
+            return taken;
+        }
+        let mut lost_lanes: Set<Lane> = Set::default();
+        let mut kept_lanes: Set<Lane> = Set::default();
         let mut kept = Vec::with_capacity(taken.len());
         for queued in taken {
-            let lane = self.lanes.lane(&queued.delivery.event.aggregate_id);
+            let lane = queued.lane;
             let behind_lost = lane.is_some_and(|lane| lost_lanes.contains(&lane));
             if !behind_lost && !queued.ownership.is_lost() {
                 kept_lanes.extend(lane);
@@ -109,7 +112,7 @@ impl Engine {
             let event = &queued.delivery.event;
             let verdict = judge::verdict(&queued.delivery, outcome, &self.policy);
             self.log_verdict(event, queued.delivery.attempt, &verdict);
-            let lane = self.lanes.lane(&event.aggregate_id);
+            let lane = queued.lane;
             let holds = judge::holds_lane(&verdict, &self.policy);
             self.shrink(1, queued.size);
             self.push_outcome(queued.delivery.position, lane, verdict);
@@ -166,8 +169,10 @@ impl Engine {
 }
 
 async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivered {
-    let (deliveries, rest): (Vec<Delivery>, Vec<_>) =
-        batch.into_iter().map(|queued| (queued.delivery, (queued.ownership, queued.size))).unzip();
+    let (deliveries, rest): (Vec<Delivery>, Vec<_>) = batch
+        .into_iter()
+        .map(|queued| (queued.delivery, (queued.lane, queued.ownership, queued.size)))
+        .unzip();
     // The call is inside as well: a sink written by hand may panic before it returns its future.
     let attempt = AssertUnwindSafe(async { sink.deliver(&deliveries).await });
     let outcomes = match attempt.catch_unwind().await {
@@ -181,7 +186,7 @@ async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivere
     let batch = deliveries
         .into_iter()
         .zip(rest)
-        .map(|(delivery, (ownership, size))| Queued { delivery, ownership, size })
+        .map(|(delivery, (lane, ownership, size))| Queued { delivery, lane, ownership, size })
         .collect();
     Delivered { call, batch, outcomes }
 }

@@ -120,7 +120,7 @@ impl Engine {
             } else {
                 let size = delivery.event.size();
                 self.grow(1, size);
-                self.lanes.push(Queued { delivery, ownership: batch.ownership.clone(), size });
+                self.lanes.push(Queued { delivery, lane, ownership: batch.ownership.clone(), size });
             }
         }
     }

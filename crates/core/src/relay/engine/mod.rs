@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     Backoff, Capabilities, Class, Error, Position, Result, Settlement, Sink, Source, Verdict, event::Event,
+    hash::Map,
 };
 
 /// How long leaving may take, and what of a claim or a settle is under way, beyond the grace for deliveries. A
@@ -70,11 +71,11 @@ pub(super) struct Engine {
     /// How many verdicts the settle under way has.
     settling: usize,
     /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
-    held: HashMap<Lane, Hold>,
+    held: Map<Lane, Hold>,
     /// Lanes that go on, once the source knows that an event of theirs is dead or unknown, with the number of
     /// such verdicts on their way. A crash before that brings the event again, and if it was delivered then, it
     /// must not come after what is behind it.
-    ending: HashMap<Lane, usize>,
+    ending: Map<Lane, usize>,
 
     events: usize,
     bytes: usize,
@@ -109,8 +110,8 @@ impl Engine {
             settle: None,
             settle_failures: 0,
             settling: 0,
-            held: HashMap::new(),
-            ending: HashMap::new(),
+            held: Map::default(),
+            ending: Map::default(),
             events: 0,
             bytes: 0,
             stopping: false,
@@ -237,8 +238,7 @@ impl Engine {
     fn release(&mut self, waiting: Vec<Queued>) {
         for queued in waiting {
             self.shrink(1, queued.size);
-            let lane = self.lanes.lane(&queued.delivery.event.aggregate_id);
-            self.push_verdict(queued.delivery.position, lane, Verdict::Released);
+            self.push_verdict(queued.delivery.position, queued.lane, Verdict::Released);
         }
     }
 

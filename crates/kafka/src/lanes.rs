@@ -1,0 +1,152 @@
+//! Partitions, and what a producer may do in each of them.
+//!
+//! A broker appends a producer's requests to a partition in the order of their numbers and refuses a gap. There is one
+//! hole in that: a broker that knows nothing of a producer yet takes any number for its first. With two requests on their
+//! way to a partition that is new, it may refuse the first for a moment and take the second; when the first comes again,
+//! its number is behind, which means "I have that already", and librdkafka reports it as delivered: lost. Seen with topics
+//! that had just been made, 1 to 3 messages of 480, on a busy machine.
+//!
+//! So a partition is *open* to a producer once it has acknowledged something, and as long as that is not too long ago: a
+//! broker forgets producers that are silent (`producer.id.expiration.ms`, a day). To one that is not open, a single
+//! message is sent, by a single call, and nothing behind it until it is acknowledged. For that we must know where a
+//! message goes before librdkafka does, so the partition of a key is computed here, as Java's clients do.
+//!
+//! And should all of this be wrong one day: acknowledgements of a partition come with rising offsets, and what librdkafka
+//! only believes to be there has none. Such a report is not believed, and none of that partition after it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use crate::client::lock;
+
+/// How long a partition stays open without an acknowledgement. Less than any broker is set to.
+const OPEN_FOR: Duration = Duration::from_secs(300);
+
+/// The partition of a key, of so many, where Java's clients put it.
+pub(crate) fn partition_of(key: &[u8], partitions: i32) -> i32 {
+    let positive = (murmur2(key) & 0x7fff_ffff).cast_signed();
+    positive % partitions.max(1)
+}
+
+/// Kafka's variant of the hash, with its seed.
+fn murmur2(data: &[u8]) -> u32 {
+    const M: u32 = 0x5bd1_e995;
+    const SEED: u32 = 0x9747_b28c;
+    // No key has 2^32 bytes.
+    let mut hash = SEED ^ u32::try_from(data.len()).unwrap_or(u32::MAX);
+    let (chunks, rest) = data.as_chunks::<4>();
+    for chunk in chunks {
+        let mut k = u32::from_le_bytes(*chunk).wrapping_mul(M);
+        k = (k ^ (k >> 24)).wrapping_mul(M);
+        hash = hash.wrapping_mul(M) ^ k;
+    }
+    if !rest.is_empty() {
+        for (at, byte) in rest.iter().enumerate() {
+            hash ^= u32::from(*byte) << (8 * at);
+        }
+        hash = hash.wrapping_mul(M);
+    }
+    hash = (hash ^ (hash >> 13)).wrapping_mul(M);
+    hash ^ (hash >> 15)
+}
+
+/// What one producer knows of the partitions that it writes to.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    topics: Mutex<HashMap<String, Arc<TopicLanes>>>,
+    /// Held by the call that opens partitions, until they are.
+    pub(crate) opening: tokio::sync::Mutex<()>,
+}
+
+impl Lanes {
+    pub(crate) fn of(&self, topic: &str) -> Arc<TopicLanes> {
+        let mut topics = lock(&self.topics);
+        if let Some(lanes) = topics.get(topic) {
+            return lanes.clone();
+        }
+        topics.entry(topic.to_owned()).or_default().clone()
+    }
+}
+
+/// The partitions of one topic.
+#[derive(Debug, Default)]
+pub(crate) struct TopicLanes(Mutex<Vec<Option<Acknowledged>>>);
+
+/// The last that a partition has acknowledged.
+#[derive(Debug, Clone, Copy)]
+struct Acknowledged {
+    offset: i64,
+    at: Instant,
+    /// Something was reported that cannot be.
+    spoiled: bool,
+}
+
+impl TopicLanes {
+    /// Whether the broker knows the producer here, so that it refuses a gap.
+    pub(crate) fn is_open(&self, partition: i32) -> bool {
+        let lanes = lock(&self.0);
+        let last = usize::try_from(partition).ok().and_then(|at| lanes.get(at).copied().flatten());
+        last.is_some_and(|last| !last.spoiled && last.at.elapsed() < OPEN_FOR)
+    }
+
+    /// Takes note of a report in the order in which librdkafka makes them; whether it can be believed.
+    pub(crate) fn acknowledged(&self, partition: i32, offset: i64) -> bool {
+        let Ok(at) = usize::try_from(partition) else { return false };
+        let mut lanes = lock(&self.0);
+        if lanes.len() <= at {
+            lanes.resize(at + 1, None);
+        }
+        let last = lanes[at].unwrap_or(Acknowledged { offset: -1, at: Instant::now(), spoiled: false });
+        let spoiled = last.spoiled || offset <= last.offset;
+        lanes[at] = Some(Acknowledged { offset: offset.max(last.offset), at: Instant::now(), spoiled });
+        !spoiled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The values of Java's `Utils.murmur2`, as librdkafka's own tests list them.
+    #[test]
+    fn the_hash_is_javas() {
+        for (key, hash) in [
+            ("kafka", 0xd067_cf64_u32),
+            ("giberish123456789", 0x8f55_2b0c),
+            ("1234", 0x9fc9_7b14),
+            ("234", 0xe7c0_09ca),
+            ("34", 0x8739_30da),
+            ("4", 0x5a4b_5ca1),
+            ("PreAmbleWillBeRemoved,ThePrePartThatIs", 0x7842_4f1c),
+            ("", 0x106e_08d9),
+        ] {
+            assert_eq!(murmur2(key.as_bytes()), hash, "{key}");
+        }
+        assert_eq!(partition_of(b"kafka", 12), (0x5067_cf64 % 12));
+    }
+
+    #[test]
+    fn a_partition_is_open_once_it_has_acknowledged() {
+        let lanes = Lanes::default();
+        let topic = lanes.of("t");
+        assert!(!topic.is_open(3));
+        assert!(topic.acknowledged(3, 0));
+        assert!(lanes.of("t").is_open(3) && !topic.is_open(2) && !topic.is_open(4) && !topic.is_open(-1));
+        assert!(!lanes.of("u").is_open(3));
+    }
+
+    /// librdkafka gives the messages of a request that it believes to be there already no offset, or -1 and counts on
+    /// from there.
+    #[test]
+    fn offsets_that_do_not_rise_are_not_believed() {
+        for reported in [[-1_001, -1_001, -1_001], [-1, 0, 1], [9, 10, 11], [-1, 50, 51]] {
+            let topic = TopicLanes::default();
+            assert!((0..10).all(|offset| topic.acknowledged(0, offset)));
+            assert_eq!(reported.map(|offset| topic.acknowledged(0, offset)), [false; 3], "{reported:?}");
+            assert!(!topic.is_open(0));
+        }
+    }
+}
