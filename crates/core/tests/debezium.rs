@@ -129,12 +129,12 @@ fn written(record: &Record) -> Value {
         .iter()
         .map(|(name, value)| {
             let mut value = shown(value.as_ref());
-            if name == "__debezium.context.runId" {
+            if &**name == "__debezium.context.runId" {
                 let text = value.as_str().unwrap();
                 let id = text.rsplit('"').find(|part| part.len() == 36 && part.contains('-')).unwrap_or(text);
                 value = text.replace(id, "(the run's id)").into();
             }
-            serde_json::json!([name, value])
+            serde_json::json!([&**name, value])
         })
         .collect();
     serde_json::json!({
@@ -298,7 +298,7 @@ fn an_event_without_a_row_has_its_own_fields_for_columns() {
         ("outbox.event.Test", text("acc-1"), text("{\"a\":1}"))
     );
     let headers = [("id", event.id.as_str()), ("eventType", "Tested"), ("region", "eu"), ("tenant", "t1")];
-    assert_eq!(record.headers, headers.map(|(name, value)| (name.to_owned(), text(value))));
+    assert_eq!(record.headers, headers.map(|(name, value)| (name.into(), text(value))));
     assert_eq!(record.partition, Some(3));
     assert_eq!(
         record.timestamp,

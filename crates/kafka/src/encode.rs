@@ -207,7 +207,9 @@ impl Encode {
             headers: record
                 .headers
                 .into_iter()
-                .map(|(name, value)| (name, value.as_ref().map_or_else(|| "(null)".to_owned(), text)))
+                .map(|(name, value)| {
+                    (name.to_string(), value.as_ref().map_or_else(|| "(null)".to_owned(), text))
+                })
                 .collect(),
             body: record.value,
         })

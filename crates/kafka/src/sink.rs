@@ -182,7 +182,7 @@ impl Sink for KafkaSink {
             batch,
             topics,
             places,
-            chains: by_key(batch),
+            chains: by_key(batch).into(),
             outcomes: vec![None; batch.len()],
             away: false,
             one_by_one: false,
@@ -216,7 +216,7 @@ struct Call<'a> {
     topics: Vec<Topic>,
     places: Vec<Result<Place<'a>>>,
     /// The events of each key.
-    chains: Vec<Vec<usize>>,
+    chains: Arc<[Vec<usize>]>,
     /// None: not delivered yet, and nothing wrong with it.
     outcomes: Vec<Option<Outcome>>,
     /// Nobody can be accepted now.
@@ -242,7 +242,11 @@ struct Flight {
 impl Call<'_> {
     /// Keys that have an event which can be sent now: its first one and those behind it.
     fn unresolved(&self) -> impl Iterator<Item = &[usize]> {
-        self.chains.iter().filter_map(|chain| {
+        self.unresolved_of(&self.chains)
+    }
+
+    fn unresolved_of<'c>(&self, chains: &'c [Vec<usize>]) -> impl Iterator<Item = &'c [usize]> {
+        chains.iter().filter_map(|chain| {
             let first =
                 chain.iter().position(|at| !matches!(self.outcomes[*at], Some(Outcome::Delivered)))?;
             self.outcomes[chain[first]].is_none().then_some(&chain[first..])
@@ -255,9 +259,10 @@ impl Call<'_> {
         while self.unresolved().next().is_some() {
             self.open_lanes(&mut flight).await?;
             if flight.fallen.is_empty() {
-                let chains: Vec<Vec<usize>> = self.unresolved().map(<[usize]>::to_vec).collect();
-                let mut behind = HashMap::with_capacity(chains.len());
-                for chain in &chains {
+                let chains = self.chains.clone();
+                let waiting: Vec<&[usize]> = self.unresolved_of(&chains).collect();
+                let mut behind = HashMap::new();
+                for chain in waiting {
                     self.send_run(None, chain, &mut flight, &mut behind);
                 }
                 self.collect(&mut flight, &mut behind).await?;
@@ -506,7 +511,7 @@ impl Call<'_> {
                 format!("Kafka's client at {} has ended again and again", self.sink.client.brokers()),
             ));
         }
-        for chain in &self.chains {
+        for chain in self.chains.iter() {
             let mut is_prefix = true;
             for at in chain {
                 let delivered = matches!(self.outcomes[*at], Some(Outcome::Delivered));

@@ -143,7 +143,7 @@ impl CdcOptions {
             snapshot: Snapshot::Initial,
             mark: true,
             messages: Some("airtight".into()),
-            buffer_bytes: 16 << 20,
+            buffer_bytes: 8 << 20,
             keep_row: false,
             failover: true,
             url: None,

@@ -31,7 +31,7 @@ mod temporal;
 mod text;
 mod value;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -55,7 +55,7 @@ pub struct Record {
     /// The value; none is a tombstone.
     pub value: Option<Bytes>,
     /// Names and values in order. A name may occur twice, and a value may be none.
-    pub headers: Vec<(String, Option<Bytes>)>,
+    pub headers: Vec<(Arc<str>, Option<Bytes>)>,
     /// Milliseconds since 1970; none is the time of sending.
     pub timestamp: Option<i64>,
     /// The partition; none is left to the key.
@@ -79,7 +79,7 @@ pub struct Content {
     /// The value; none is a tombstone.
     pub value: Option<Bytes>,
     /// Names and values in order. A name may occur twice, and a value may be none.
-    pub headers: Vec<(String, Option<Bytes>)>,
+    pub headers: Vec<(Arc<str>, Option<Bytes>)>,
     /// Milliseconds since 1970; none is the time of sending.
     pub timestamp: Option<i64>,
 }
@@ -91,8 +91,10 @@ pub struct DebeziumEncoder {
     converters: Converters,
     route: RegexRoute,
     /// The headers that are the same for all, converted.
-    context: Vec<(String, Option<Bytes>)>,
+    context: Vec<(Arc<str>, Option<Bytes>)>,
     has_envelope: bool,
+    /// The name of the header that has the id.
+    id: Arc<str>,
 }
 
 impl DebeziumEncoder {
@@ -119,7 +121,8 @@ impl DebeziumEncoder {
                 }
             }
         }
-        let mut encoder = Self { options, converters, route, context: Vec::new(), has_envelope };
+        let mut encoder =
+            Self { options, converters, route, context: Vec::new(), has_envelope, id: "id".into() };
         if encoder.options.extended_headers {
             encoder.context = encoder.context_headers()?;
         }
@@ -171,7 +174,7 @@ impl DebeziumEncoder {
 
         let mut headers = Vec::with_capacity(self.context.len() + 1 + options.additional.len());
         headers.extend_from_slice(&self.context);
-        headers.push(("id".to_owned(), convert(self.converters.header, Some(&id_schema), &id)?));
+        headers.push((self.id.clone(), convert(self.converters.header, Some(&id_schema), &id)?));
 
         let (payload_schema, payload) = self.expanded(payload_schema, payload);
         let mut beside = Vec::new();
@@ -181,7 +184,7 @@ impl DebeziumEncoder {
                 beside.push((additional.alias.clone(), schema, value));
             } else {
                 let header = convert(self.converters.header, Some(&schema), &value)?;
-                headers.push((additional.alias.clone(), header));
+                headers.push((additional.alias.as_str().into(), header));
             }
         }
         let value = if options.tombstone_on_empty && is_blank(&payload) {
@@ -205,7 +208,7 @@ impl DebeziumEncoder {
     }
 
     /// The number of a task and the id of its run are what a relay of one task, started now, would have.
-    fn context_headers(&self) -> Result<Vec<(String, Option<Bytes>)>> {
+    fn context_headers(&self) -> Result<Vec<(Arc<str>, Option<Bytes>)>> {
         let prefix = self.options.topic_prefix.clone().unwrap_or_default();
         [
             ("connectorLogicalName", prefix),
@@ -217,7 +220,7 @@ impl DebeziumEncoder {
         .map(|(name, text)| {
             let schema = Schema::new(Kind::String, false);
             let value = convert(self.converters.header, Some(&schema), &Value::Text(text.into()))?;
-            Ok((format!("__debezium.context.{name}"), value))
+            Ok((format!("__debezium.context.{name}").into(), value))
         })
         .collect()
     }

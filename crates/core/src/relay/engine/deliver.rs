@@ -22,7 +22,9 @@ use crate::{
 
 pub(super) struct Delivered {
     call: u64,
-    batch: Vec<Queued>,
+    deliveries: Vec<Delivery>,
+    /// Of each of them, and their sizes.
+    lanes: Vec<(Option<Lane>, usize)>,
     outcomes: Vec<Outcome>,
 }
 
@@ -77,7 +79,7 @@ impl Engine {
     }
 
     pub(super) fn on_delivered(&mut self, delivered: Delivered) {
-        let Delivered { call, batch, outcomes } = delivered;
+        let Delivered { call, deliveries, lanes, outcomes } = delivered;
         if self.delivering.remove(&call).is_none() {
             return;
         }
@@ -87,7 +89,7 @@ impl Engine {
         let mut outcomes = outcomes.into_iter();
         let mut away: Option<Error> = None;
         let mut finished: Vec<Lane> = Vec::new();
-        for queued in batch {
+        for (delivery, (lane, size)) in deliveries.into_iter().zip(lanes) {
             let outcome = outcomes.next().unwrap_or_else(|| {
                 Outcome::Failed(Error::retryable("no_outcome", "the sink gave no outcome for this event"))
             });
@@ -109,13 +111,11 @@ impl Engine {
                     }
                 }
             }
-            let event = &queued.delivery.event;
-            let verdict = judge::verdict(&queued.delivery, outcome, &self.policy);
-            self.log_verdict(event, queued.delivery.attempt, &verdict);
-            let lane = queued.lane;
+            let verdict = judge::verdict(&delivery, outcome, &self.policy);
+            self.log_verdict(&delivery.event, delivery.attempt, &verdict);
             let holds = judge::holds_lane(&verdict, &self.policy);
-            self.shrink(1, queued.size);
-            self.push_outcome(queued.delivery.position, lane, verdict);
+            self.shrink(1, size);
+            self.push_outcome(delivery.position, lane, verdict);
             if holds {
                 self.clear_lane(lane);
             }
@@ -169,10 +169,8 @@ impl Engine {
 }
 
 async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivered {
-    let (deliveries, rest): (Vec<Delivery>, Vec<_>) = batch
-        .into_iter()
-        .map(|queued| (queued.delivery, (queued.lane, queued.ownership, queued.size)))
-        .unzip();
+    let (deliveries, lanes): (Vec<Delivery>, Vec<_>) =
+        batch.into_iter().map(|queued| (queued.delivery, (queued.lane, queued.size))).unzip();
     // The call is inside as well: a sink written by hand may panic before it returns its future.
     let attempt = AssertUnwindSafe(async { sink.deliver(&deliveries).await });
     let outcomes = match attempt.catch_unwind().await {
@@ -183,12 +181,7 @@ async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivere
             vec![Outcome::Failed(error); deliveries.len()]
         }
     };
-    let batch = deliveries
-        .into_iter()
-        .zip(rest)
-        .map(|(delivery, (lane, ownership, size))| Queued { delivery, lane, ownership, size })
-        .collect();
-    Delivered { call, batch, outcomes }
+    Delivered { call, deliveries, lanes, outcomes }
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
