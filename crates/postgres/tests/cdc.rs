@@ -8,6 +8,8 @@ mod basics;
 mod connection;
 #[path = "cdc/emitted.rs"]
 mod emitted;
+#[path = "cdc/failover.rs"]
+mod failover;
 #[path = "support/mod.rs"]
 mod foreign;
 #[path = "cdc/gaps.rs"]

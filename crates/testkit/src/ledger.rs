@@ -25,6 +25,14 @@ pub fn skip(test_name: &str, what: &str, unset: &str) {
     note(&format!("skipped {test}: {reason}"));
 }
 
+/// The same for a test that does without elsewhere, too: what it needs cannot be had everywhere.
+pub fn leave_out(test_name: &str, what: &str, unset: &str) {
+    let test = qualified(test_name);
+    let reason = format!("{what} ({unset} is not set; see scripts/services)");
+    eprintln!("\n######## LEFT OUT {test}: {reason} ########\n");
+    note(&format!("left-out {test}: {reason}"));
+}
+
 /// Whether this is CI, where everything is required.
 pub fn in_ci() -> bool {
     variable("CI").is_some_and(|value| value != "false" && value != "0")

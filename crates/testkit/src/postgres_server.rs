@@ -38,14 +38,8 @@ impl PrivateServer {
             crate::ledger::skip(test_name, "no PostgreSQL to start", variable);
             return None;
         };
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let port = TcpListener::bind("127.0.0.1:0")
-            .and_then(|listener| listener.local_addr())
-            .expect("a free port")
-            .port();
-        let server = Self { bindir: bindir.into(), user, port, directory };
-        server.own_directory();
-        let data = server.data();
+        let server = Self::new(bindir.into(), user);
+        let (data, port) = (server.data(), server.port);
         server.run(
             "initdb",
             &[
@@ -69,6 +63,45 @@ impl PrivateServer {
         server.append("postgresql.auto.conf", &settings);
         server.resume();
         Some(server)
+    }
+
+    fn new(bindir: PathBuf, user: String) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|listener| listener.local_addr())
+            .expect("a free port")
+            .port();
+        let server = Self { bindir, user, port, directory };
+        server.own_directory();
+        server
+    }
+
+    /// A standby of this server, which is stopped for a moment: made from its files, and following it through the
+    /// physical slot `slot`, which must be there.
+    pub fn standby(&self, slot: &str, settings: &[&str]) -> Self {
+        let standby = Self::new(self.bindir.clone(), self.user.clone());
+        let (data, copy) = (self.data(), standby.data());
+        self.run("pg_ctl", &["stop", "--mode", "fast", "--silent", "--wait", "--pgdata", path(&data)]);
+        let copied = self.command("cp", &["-a", path(&data), path(&copy)]);
+        assert!(copied.status.success(), "copying the data: {copied:?}");
+        self.resume();
+        let settings = format!(
+            "port = {}\nunix_socket_directories = '{}'\nprimary_slot_name = '{slot}'\nhot_standby_feedback = on\n\
+             primary_conninfo = 'host=127.0.0.1 port={} user=airtight dbname=postgres'\n{}\n",
+            standby.port,
+            standby.socket().display(),
+            self.port,
+            settings.join("\n"),
+        );
+        standby.append("postgresql.auto.conf", &settings);
+        standby.write("standby.signal", "");
+        standby.resume();
+        standby
+    }
+
+    /// Makes a standby the primary.
+    pub fn promote(&self) {
+        self.run("pg_ctl", &["promote", "--silent", "--wait", "--pgdata", path(&self.data())]);
     }
 
     /// Where it is.

@@ -360,7 +360,8 @@ fn place(written: &Written, places: &HashMap<String, (usize, usize)>) -> Option<
 
 /// A record of ours, in the same form.
 pub(crate) fn recorded(record: &Record) -> Written {
-    let headers = record.headers.iter().map(|(name, value)| (name.to_string(), header(name, value.as_deref())));
+    let headers =
+        record.headers.iter().map(|(name, value)| (name.to_string(), header(name, value.as_deref())));
     Written {
         topic: record.topic.clone(),
         key: shown(record.key.as_deref()),

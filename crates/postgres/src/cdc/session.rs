@@ -122,8 +122,8 @@ impl Session {
 
     async fn check_gap(&self, slot: Option<&Slot>, server: &Server) -> Result<Stored> {
         let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
-        let stored = state::load(outbox, c, self.name()).await?;
-        slot::check_gap(outbox, c, self.name(), &stored, slot, server).await?;
+        let mut stored = state::load(outbox, c, self.name()).await?;
+        stored.lsn = slot::check_gap(outbox, c, self.name(), &stored, slot, server).await?;
         Ok(stored)
     }
 

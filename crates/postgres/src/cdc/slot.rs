@@ -23,6 +23,8 @@ pub(super) const MESSAGES: i32 = 140_000;
 pub(super) struct Server {
     pub(super) system: String,
     pub(super) timeline: String,
+    /// Where this timeline began: everything before it is another server's.
+    pub(super) promoted_at: Option<Lsn>,
 }
 
 /// A slot as the server has it.
@@ -100,7 +102,23 @@ pub(super) async fn server_version(outbox: &PgOutbox) -> Result<i32> {
 pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
     let answer = wire.query("IDENTIFY_SYSTEM", "asking who the server is").await?;
     let text = |name: &str| answer.first(name).unwrap_or_default();
-    Ok(Server { system: text("systemid"), timeline: text("timeline") })
+    let (system, timeline) = (text("systemid"), text("timeline"));
+    let promoted_at = match timeline.as_str() {
+        "1" => None,
+        later => {
+            let command = format!("TIMELINE_HISTORY {later}");
+            let history = wire.query(&command, "asking for the timeline's history").await;
+            // Without the file we only know less.
+            history.ok().and_then(|history| history.first("content")).as_deref().and_then(last_switch)
+        }
+    };
+    Ok(Server { system, timeline, promoted_at })
+}
+
+/// The place in the last line of a timeline's history: `1  0/3000148  no recovery target specified`.
+fn last_switch(history: &str) -> Option<Lsn> {
+    let lines = history.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.last()?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Makes the publication, or refuses one that would leave something out.
@@ -310,7 +328,12 @@ pub(super) async fn check_kind(outbox: &PgOutbox, name: &str, slot: &Slot) -> Re
     Err(Error::permanent("bad_slot", format!("the slot `{name}` {what}: take another name (`--slot NAME`)")))
 }
 
-/// Refuses to go on over a gap: whatever lies between what was settled and what the slot still has is missing.
+/// From where to go on, if anything is known. Refuses to go on over a gap: whatever lies between what was settled and what
+/// the slot still has is missing.
+///
+/// There is one gap that is none. A standby takes over the slot's position and what was stored about it by different ways,
+/// and after its promotion the latter may be the older. The slot is only ever told what was stored before, so up to there
+/// everything was delivered.
 pub(super) async fn check_gap(
     outbox: &PgOutbox,
     c: &EventColumns,
@@ -318,7 +341,7 @@ pub(super) async fn check_gap(
     stored: &Stored,
     slot: Option<&Slot>,
     server: &Server,
-) -> Result<()> {
+) -> Result<Option<Lsn>> {
     let at = stored.lsn.map_or("its beginning".into(), |lsn| lsn.to_string());
     let lost = |code: &'static str, what: String| async move {
         let advice = recovery(outbox, c, name, stored).await;
@@ -335,7 +358,7 @@ pub(super) async fn check_gap(
         .await;
     }
     if stored.phase == Phase::New {
-        return Ok(());
+        return Ok(stored.lsn);
     }
     if stored.system.as_ref().is_some_and(|system| *system != server.system) {
         return lost(
@@ -347,7 +370,7 @@ pub(super) async fn check_gap(
     let Some(slot) = slot else {
         // Killed before it was made.
         if stored.phase == Phase::Snapshot && stored.lsn.is_none() {
-            return Ok(());
+            return Ok(None);
         }
         return lost("slot_lost", format!("the slot `{name}` is gone, and with it everything after {at}"))
             .await;
@@ -356,6 +379,10 @@ pub(super) async fn check_gap(
     if let Some(confirmed) =
         slot.confirmed.filter(|confirmed| *confirmed > at && stored.phase == Phase::Streaming)
     {
+        if server.promoted_at.is_some_and(|promoted| confirmed <= promoted) {
+            tracing::info!(slot = name, stored = %at, slots = %confirmed, "going on from the slot, which the old primary has moved");
+            return Ok(Some(confirmed));
+        }
         return lost(
             "slot_moved",
             format!(
@@ -366,7 +393,7 @@ pub(super) async fn check_gap(
         )
         .await;
     }
-    Ok(())
+    Ok(stored.lsn)
 }
 
 /// What is still in the table, and how to deliver it.
@@ -467,4 +494,16 @@ pub(super) fn start_command(
         "START_REPLICATION SLOT {} LOGICAL {from} (proto_version '1', publication_names {publications}{messages})",
         quote(name)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_history_of_a_timeline_ends_with_where_it_began() {
+        let history = "# comment\n1\t0/3000148\tno recovery target specified\n\n2\t1/A0\tno recovery target specified\n";
+        assert_eq!(last_switch(history), Some(Lsn(0x1_0000_00A0)));
+        assert_eq!(last_switch(""), None);
+    }
 }
