@@ -77,10 +77,15 @@ pub(crate) struct CdcRecoverArgs {
 ///
 /// Refused while a relay reads the slot. The publication stays. On a terminal it asks first.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  airtight cdc remove airtight_shop --yes")]
+#[command(
+    after_help = "Examples:\n  airtight cdc remove airtight_shop --yes\n  airtight cdc remove debezium --keep-slot"
+)]
 pub(crate) struct CdcRemoveArgs {
     #[command(flatten)]
     pub(crate) one: OneReader,
+    /// Leave the slot to whoever reads it next, Debezium for one; with `--snapshot new-slot` that may be airtight again
+    #[arg(long)]
+    pub(crate) keep_slot: bool,
 }
 
 /// Print the connector's file with which Debezium would do what a pipeline does

@@ -72,12 +72,25 @@ pub(crate) async fn remove(args: &CdcRemoveArgs) -> Outcome {
     let store = open(&args.one.database).await?;
     let outbox = postgres(&store)?;
     let publication = outbox.readers().await?.into_iter().find(|reader| reader.name == args.one.name);
-    ask(outbox, &args.one, "drops its slot, and forgets its place and what it has parked").await?;
-    outbox.remove_reader(&args.one.name).await?;
-    if args.one.output.json {
-        return output::json(&json!({"removed": args.one.name}));
+    if args.keep_slot {
+        ask(outbox, &args.one, "forgets its place and what it has parked, and leaves its slot to others")
+            .await?;
+        outbox.forget_reader(&args.one.name).await?;
+    } else {
+        ask(outbox, &args.one, "drops its slot, and forgets its place and what it has parked").await?;
+        outbox.remove_reader(&args.one.name).await?;
     }
-    line(format!("reader `{}` removed, and its slot dropped", printable(&args.one.name)))?;
+    if args.one.output.json {
+        return output::json(&json!({"removed": args.one.name, "slot_dropped": !args.keep_slot}));
+    }
+    let name = printable(&args.one.name);
+    if args.keep_slot {
+        return line(format!(
+            "reader `{name}` removed; its slot is left, and keeps WAL until somebody reads it. To drop it: {}",
+            PgOutbox::drop_slot(&args.one.name)
+        ));
+    }
+    line(format!("reader `{name}` removed, and its slot dropped"))?;
     match publication {
         Some(reader) => {
             line(format!("the publication is left: {}", PgOutbox::drop_publication(&reader.publication)))

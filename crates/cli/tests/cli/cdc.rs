@@ -118,6 +118,36 @@ async fn a_lost_slot_is_told_and_recovered_from() {
     assert_eq!(wal.lines("out"), 2);
 }
 
+/// As when Debezium had the slot in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_others_have_read_is_taken_again_once_the_place_is_forgotten() {
+    let Some(wal) = Wal::create("again").await else { return };
+    wal.publish("a", 1);
+    assert_eq!(wal.drain("file:out")["delivered"], 1);
+    wal.publish("a", 2);
+    wal.sql(&format!("SELECT pg_replication_slot_advance('{}', pg_current_wal_lsn())", wal.slot())).await;
+    let again = [
+        "run",
+        "--read",
+        "cdc",
+        "--snapshot",
+        "new-slot",
+        "--to",
+        "file:out",
+        "--drain",
+        "--lease",
+        "1",
+        "--json",
+    ];
+    let error = wal.run(&again).error(1);
+    assert!(error.contains("made anew or moved by hand"), "{error}");
+    let removed = wal.run(&["cdc", "remove", &wal.slot(), "--keep-slot", "--yes"]).ok();
+    assert!(removed.contains(&format!("pg_drop_replication_slot('{}')", wal.slot())), "{removed}");
+    wal.publish("a", 3);
+    assert_eq!(wal.run(&again).json()["delivered"], 1, "the others had the second");
+    assert_eq!(wal.lines("out"), 2);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_of_a_reader_is_retried_by_its_own_number() {
     let Some(wal) = Wal::create("dead_cdc").await else { return };

@@ -6,7 +6,7 @@ use airtight_core::{
     Error, Result,
     admin::{Finding, SlotStatus},
     group::CDC_GROUP,
-    table::quote,
+    table::{literal, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
 
@@ -95,28 +95,41 @@ impl PgOutbox {
             "UPDATE {} SET phase = 'new', lsn = NULL, system = NULL, timeline = NULL, idle_at = NULL WHERE outbox = $1 AND name = $2",
             self.own("slot")
         );
-        self.end_reader(name, &[sql]).await
+        self.end_reader(name, &[sql], true).await
     }
 
     /// Forgets a reader: its slot, its place and what it has parked. Going back to polling ends with this.
     pub async fn remove_reader(&self, name: &str) -> Result<()> {
+        self.end_reader(name, &self.forgetting(), true).await
+    }
+
+    /// Forgets a reader, but for its slot, which is left to whoever reads it next.
+    pub async fn forget_reader(&self, name: &str) -> Result<()> {
+        self.end_reader(name, &self.forgetting(), false).await
+    }
+
+    /// The statement that drops a slot.
+    pub fn drop_slot(name: &str) -> String {
+        format!("SELECT pg_drop_replication_slot({})", literal(name))
+    }
+
+    fn forgetting(&self) -> [String; 5] {
         let own = |table: &str, column: &str| {
             format!("DELETE FROM {} WHERE outbox = $1 AND {column} = $2", self.own(table))
         };
         let group = |table: &str| {
             format!("DELETE FROM {} WHERE outbox = $1 AND grp = '{CDC_GROUP}' || $2", self.own(table))
         };
-        let statements = [
+        [
             own("parked", "consumer"),
             own("consumer", "name"),
             own("slot", "name"),
             group("partition"),
             group("relay"),
-        ];
-        self.end_reader(name, &statements).await
+        ]
     }
 
-    async fn end_reader(&self, name: &str, statements: &[String]) -> Result<()> {
+    async fn end_reader(&self, name: &str, statements: &[String], drops_slot: bool) -> Result<()> {
         let failed = doing("ending the reader");
         let mut conn = self.begin().await?;
         let c = EventColumns::load(self, &mut conn).await?;
@@ -160,6 +173,9 @@ impl PgOutbox {
                 .execute(conn.get())
                 .await
                 .map_err(&failed)?;
+        }
+        if !drops_slot {
+            return conn.commit().await;
         }
         // Last, for it is not undone by a rollback; one that is in use is refused by the server.
         sqlx::query("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()")

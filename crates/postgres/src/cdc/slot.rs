@@ -117,8 +117,8 @@ pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
 
 /// The place in the last line of a timeline's history: `1  0/3000148  no recovery target specified`.
 fn last_switch(history: &str) -> Option<Lsn> {
-    let lines = history.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.last()?.split_whitespace().nth(1)?.parse().ok()
+    let mut lines = history.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.next_back()?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Makes the publication, or refuses one that would leave something out.
