@@ -426,7 +426,8 @@ impl TableSpec {
             &self.schema_version,
             &self.max_attempts,
         ];
-        let mut columns = vec![self.identity.as_str(), self.id.as_str(), self.payload.as_str()];
+        let mut columns = vec![self.identity.as_str(), self.id.as_str()];
+        columns.push(self.log.lookup.as_ref().map_or(&self.payload, |lookup| &lookup.by));
         columns.extend(fields.iter().flat_map(|field| field.columns()).map(String::as_str));
         columns.extend(optional.into_iter().flatten().map(String::as_str));
         columns.extend(self.extra.iter().map(|(_, column)| column.as_str()));
@@ -435,16 +436,7 @@ impl TableSpec {
 
     /// Every column the spec names, for checking that the table has them.
     pub fn columns(&self) -> Vec<&str> {
-        let fields = [&self.stream, &self.event_type, &self.aggregate_type, &self.aggregate_id];
         let optional = [
-            &self.seq,
-            &self.created_at,
-            &self.op,
-            &self.payload_bytes,
-            &self.headers,
-            &self.occurred_at,
-            &self.schema_version,
-            &self.max_attempts,
             &self.next_retry_at,
             &self.locked_until,
             &self.claim_token,
@@ -457,11 +449,8 @@ impl TableSpec {
             &self.partition,
             &self.phase,
         ];
-        let mut columns = vec![self.identity.as_str(), self.id.as_str()];
-        columns.push(self.log.lookup.as_ref().map_or(&self.payload, |lookup| &lookup.by));
-        columns.extend(fields.into_iter().flat_map(|field| field.columns()).map(String::as_str));
+        let mut columns = self.event_columns();
         columns.extend(optional.into_iter().filter_map(|column| column.as_deref()));
-        columns.extend(self.extra.iter().map(|(_, column)| column.as_str()));
         columns.extend(self.status.as_ref().map(|status| status.column.as_str()));
         columns.extend(self.count.as_ref().map(|count| match count {
             Count::Attempts(column) | Count::Retries(column) => column.as_str(),

@@ -262,9 +262,7 @@ impl Call<'_> {
                 let chains = self.chains.clone();
                 let waiting: Vec<&[usize]> = self.unresolved_of(&chains).collect();
                 let mut behind = HashMap::new();
-                for chain in waiting {
-                    self.send_run(None, chain, &mut flight, &mut behind);
-                }
+                self.send_runs(None, &waiting, &mut flight, &mut behind);
                 self.collect(&mut flight, &mut behind).await?;
             }
             if !flight.fallen.is_empty() {
@@ -328,41 +326,56 @@ impl Call<'_> {
                 }
                 self.outcomes[report.at] = Some(Outcome::Delivered);
                 if let Some(rest) = behind.remove(&report.at) {
-                    self.send_run(Some(report.at), rest, flight, behind);
+                    self.send_runs(Some(report.at), &[rest], flight, behind);
                 }
             }
         }
         Ok(())
     }
 
-    /// Sends the first events of a chain, or of what is left of it behind one that was acknowledged: as many as go to one
-    /// partition, if the broker knows the producer there. The rest may follow when the last of them is acknowledged.
-    fn send_run<'c>(
+    /// Sends the first events of chains, in the order of the batch. The rest of a chain may follow when the last of these is
+    /// acknowledged. `acknowledged` is what was before them in their chain.
+    fn send_runs<'c>(
         &mut self,
         acknowledged: Option<usize>,
-        chain: &'c [usize],
+        chains: &[&'c [usize]],
         flight: &mut Flight,
         behind: &mut HashMap<usize, &'c [usize]>,
     ) {
-        let Some(head) = chain.first() else { return };
-        let run = match &self.places[*head] {
-            Ok(place) => {
-                let is_known = match place.partition {
-                    Some(partition) if flight.lanes[place.topic].is_open(partition) => true,
-                    // Its turn to be opened comes when all others have had theirs.
-                    Some(_) => return,
-                    None => acknowledged.is_some_and(|before| self.is_with(place, before)),
-                };
-                let same = chain.iter().take_while(|at| self.is_with(place, **at)).count();
-                if is_known && !self.one_by_one { same.max(1) } else { 1 }
-            }
-            Err(_) => 1,
-        };
-        let (now, later) = chain.split_at(run);
-        let is_sent = now.iter().all(|at| self.send(*at, flight));
-        if let Some(last) = now.last().filter(|_| is_sent && !later.is_empty()) {
-            behind.insert(*last, later);
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        let lengths: Vec<usize> = chains.iter().map(|chain| self.run(acknowledged, chain, flight)).collect();
+        for (number, (chain, length)) in chains.iter().zip(&lengths).enumerate() {
+            runs.extend(chain[..*length].iter().map(|at| (*at, number)));
         }
+        runs.sort_unstable();
+        let mut stopped = HashSet::new();
+        for (at, number) in runs {
+            if !stopped.contains(&number) && !self.send(at, flight) {
+                stopped.insert(number);
+            }
+        }
+        for (number, (chain, length)) in chains.iter().zip(lengths).enumerate() {
+            let (now, later) = chain.split_at(length);
+            if let Some(last) = now.last().filter(|_| !stopped.contains(&number) && !later.is_empty()) {
+                behind.insert(*last, later);
+            }
+        }
+    }
+
+    /// How many of a chain may be sent at once: as many as go to one partition, if the broker knows the producer there.
+    fn run(&self, acknowledged: Option<usize>, chain: &[usize], flight: &Flight) -> usize {
+        let Some(head) = chain.first() else { return 0 };
+        let Ok(place) = &self.places[*head] else { return 1 };
+        let is_known = match place.partition {
+            Some(partition) if flight.lanes[place.topic].is_open(partition) => true,
+            // Its turn to be opened comes when all others have had theirs.
+            Some(_) => return 0,
+            None => acknowledged.is_some_and(|before| self.is_with(place, before)),
+        };
+        if !is_known || self.one_by_one {
+            return 1;
+        }
+        chain.iter().take_while(|at| self.is_with(place, **at)).count().max(1)
     }
 
     fn is_with(&self, place: &Place<'_>, at: usize) -> bool {

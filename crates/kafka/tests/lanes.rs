@@ -7,9 +7,11 @@
 mod support;
 
 use airtight_core::{Delivery, Outcome, Sink};
+use airtight_kafka::KafkaSink;
 use airtight_testkit::deliveries::letters;
 use rdkafka::{
     mocking::MockCluster,
+    producer::DefaultProducerContext,
     types::{RDKafkaApiKey, RDKafkaRespErr},
 };
 
@@ -30,16 +32,22 @@ async fn seen(brokers: &str, topic: &str, count: usize) -> Vec<String> {
     tail.seen().iter().map(|seen| seen.header("id").unwrap().to_owned()).collect()
 }
 
-#[tokio::test]
-async fn what_is_refused_first_arrives_first() {
-    let cluster = MockCluster::new(1).unwrap();
+/// A topic whose first request will be refused, and a sink that makes one of each message, with as many on their way as may
+/// be.
+async fn refusing(cluster: &MockCluster<'_, DefaultProducerContext>) -> (String, KafkaSink) {
     let brokers = cluster.bootstrap_servers();
     cluster.create_topic("t", 1, 1).unwrap();
-    // A request for each message, as many on their way as may be.
     let sink = sink(&format!("kafka://{brokers}/t?linger.ms=0&batch.num.messages=1"));
     sink.open().await.unwrap();
     let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS;
     cluster.request_errors(RDKafkaApiKey::Produce, &[refusal]);
+    (brokers, sink)
+}
+
+#[tokio::test]
+async fn what_is_refused_first_arrives_first() {
+    let cluster = MockCluster::new(1).unwrap();
+    let (brokers, sink) = refusing(&cluster).await;
     let batch = events(1);
     assert_eq!(letters(&sink.deliver(&batch).await), "d".repeat(40));
     assert_eq!(seen(&brokers, "t", 40).await, ids(&batch));
@@ -50,12 +58,7 @@ async fn what_is_refused_first_arrives_first() {
 #[tokio::test]
 async fn only_one_call_opens_a_partition() {
     let cluster = MockCluster::new(1).unwrap();
-    let brokers = cluster.bootstrap_servers();
-    cluster.create_topic("t", 1, 1).unwrap();
-    let sink = sink(&format!("kafka://{brokers}/t?linger.ms=0&batch.num.messages=1"));
-    sink.open().await.unwrap();
-    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS;
-    cluster.request_errors(RDKafkaApiKey::Produce, &[refusal]);
+    let (brokers, sink) = refusing(&cluster).await;
     let (one, two) = (events(1), events(101));
     let (first, second) = tokio::join!(sink.deliver(&one), sink.deliver(&two));
     for outcome in first.iter().chain(&second) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use airtight_core::Error;
 use airtight_testkit::wait::eventually;
 
-use crate::support::{Fixture, Recorder, SOON, event};
+use crate::support::{Fixture, Recorder, Running, SOON, event};
 
 /// Refuses what the switch is on for, as a database in trouble would.
 const TROUBLE: &str = "CREATE TABLE trouble (what text); CREATE SEQUENCE refusals; \
@@ -20,22 +20,28 @@ impl Fixture {
         let refused = "SELECT last_value FROM refusals";
         eventually(SOON, "some refusals", async || self.number(refused).await > 4).await;
     }
+
+    /// A relay that has delivered `good:1` to `good:3`, and has tried in vain to park `bad:1`, which is between them.
+    async fn cannot_park(&self) -> (Running, Recorder) {
+        self.sql(TROUBLE).await;
+        let sink = Recorder::default();
+        sink.fail("bad", || Error::permanent("never", "not this one"));
+        let relay = self.start(&sink);
+        self.publish("good", 1..2).await;
+        sink.has(1).await;
+        self.sql("INSERT INTO trouble VALUES ('parking')").await;
+        self.publish("bad", 1..2).await;
+        self.publish("good", 2..4).await;
+        sink.has(3).await;
+        self.refusals().await;
+        (relay, sink)
+    }
 }
 
 #[tokio::test]
 async fn what_could_not_be_parked_is_not_passed_over() {
     let Some(f) = Fixture::create("unparked").await else { return };
-    f.sql(TROUBLE).await;
-    let sink = Recorder::default();
-    sink.fail("bad", || Error::permanent("never", "not this one"));
-    let relay = f.start(&sink);
-    f.publish("good", 1..2).await;
-    sink.has(1).await;
-    f.sql("INSERT INTO trouble VALUES ('parking')").await;
-    f.publish("bad", 1..2).await;
-    f.publish("good", 2..4).await;
-    sink.has(3).await;
-    f.refusals().await;
+    let (relay, sink) = f.cannot_park().await;
     f.sql("DELETE FROM trouble").await;
     eventually(SOON, "it to be parked", async || {
         f.number("SELECT count(*) FROM airtight.parked WHERE state = 'dead'").await == 1
@@ -51,17 +57,7 @@ async fn what_could_not_be_parked_is_not_passed_over() {
 #[tokio::test]
 async fn what_could_not_be_parked_comes_again_after_a_kill() {
     let Some(f) = Fixture::create("unparked_kill").await else { return };
-    f.sql(TROUBLE).await;
-    let sink = Recorder::default();
-    sink.fail("bad", || Error::permanent("never", "not this one"));
-    let relay = f.start(&sink);
-    f.publish("good", 1..2).await;
-    sink.has(1).await;
-    f.sql("INSERT INTO trouble VALUES ('parking')").await;
-    f.publish("bad", 1..2).await;
-    f.publish("good", 2..4).await;
-    sink.has(3).await;
-    f.refusals().await;
+    let (relay, sink) = f.cannot_park().await;
     relay.kill().await;
     f.sql("DELETE FROM trouble").await;
     sink.mend();

@@ -40,26 +40,23 @@ fn number(text: &str) -> Option<i64> {
 
 /// Microseconds since 1970.
 pub(super) fn timestamp(text: &str) -> Option<i64> {
-    match text {
-        "infinity" => Some(FOREVER),
-        "-infinity" => Some(NEVER),
-        _ => {
-            let (text, is_bc) = bc(text);
-            let (date, clock) = text.split_once(' ')?;
-            days(date, is_bc)?.0.checked_mul(DAY)?.checked_add(time(clock)?)
-        }
-    }
+    micros(text, |clock| Some((clock, 0)))
 }
 
 /// Microseconds since 1970, of a time with an offset.
 pub(super) fn instant(text: &str) -> Option<i64> {
+    micros(text, offset)
+}
+
+/// `split` takes the offset from a time of day.
+fn micros<'a>(text: &'a str, split: impl Fn(&'a str) -> Option<(&'a str, i64)>) -> Option<i64> {
     match text {
         "infinity" => Some(FOREVER),
         "-infinity" => Some(NEVER),
         _ => {
             let (text, is_bc) = bc(text);
             let (date, clock) = text.split_once(' ')?;
-            let (clock, offset) = offset(clock)?;
+            let (clock, offset) = split(clock)?;
             days(date, is_bc)?.0.checked_mul(DAY)?.checked_add(time(clock)?)?.checked_sub(offset)
         }
     }

@@ -32,9 +32,11 @@ fn config(endpoint: &Endpoint) -> Result<ClientConfig> {
         .with_safe_default_protocol_versions()
         .map_err(|error| failed(endpoint, &error))?;
     let verifier: Arc<dyn ServerCertVerifier> = match endpoint.ssl {
-        PgSslMode::VerifyCa => Arc::new(AnyName(web_pki(endpoint, provider)?)),
+        PgSslMode::VerifyCa => {
+            Arc::new(Lenient { chain: Some(web_pki(endpoint, provider.clone())?), provider })
+        }
         PgSslMode::VerifyFull => web_pki(endpoint, provider)?,
-        _ => Arc::new(Anyone(provider)),
+        _ => Arc::new(Lenient { chain: None, provider }),
     };
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     match (&endpoint.certificate, &endpoint.key) {
@@ -79,11 +81,16 @@ fn failed(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> Error {
     Error::unavailable("tls", format!("TLS with {} failed: {why}", endpoint.shown()))
 }
 
-/// `verify-ca`: the chain counts, the name does not.
+/// For modes that ask for less than a certificate for the name.
 #[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
+struct Lenient {
+    /// `verify-ca`: the chain counts, the name does not. None is `prefer` and `require`: against eavesdroppers only, as
+    /// everywhere.
+    chain: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
 
-impl ServerCertVerifier for AnyName {
+impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -92,8 +99,8 @@ impl ServerCertVerifier for AnyName {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let verified = self.0.verify_server_cert(certificate, intermediates, name, ocsp, now);
-        match verified {
+        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        match chain.verify_server_cert(certificate, intermediates, name, ocsp, now) {
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
@@ -107,46 +114,7 @@ impl ServerCertVerifier for AnyName {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
-}
-
-/// `prefer` and `require`: against eavesdroppers only, as everywhere.
-#[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
+        let algorithms = &self.provider.signature_verification_algorithms;
         rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
@@ -156,11 +124,11 @@ impl ServerCertVerifier for Anyone {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
+        let algorithms = &self.provider.signature_verification_algorithms;
         rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
