@@ -7,13 +7,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use airtight_core::{Class, Error, Result};
+use airtight_core::{Error, Result};
 use rdkafka::{
     ClientContext,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
@@ -151,10 +151,30 @@ pub(crate) struct Producer {
     inner: ThreadedProducer<Context>,
     pub(crate) health: Arc<Health>,
     pub(crate) lanes: Lanes,
-    ended: AtomicBool,
+    /// Whether it was given up.
+    ended: RwLock<bool>,
 }
 
 impl Producer {
+    /// Keeps it from being given up while several messages of a key are handed over; none if it was. A purge in their middle
+    /// would take the first ones, and librdkafka would number the others anew.
+    pub(crate) fn hold(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.ended.read().unwrap_or_else(PoisonError::into_inner)).filter(|ended| !**ended)
+    }
+
+    /// Whether it was given up.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.hold().is_none()
+    }
+
+    /// Gives it up: whatever it still holds fails, and nothing more is handed over. Whether it was not given up before.
+    fn end(&self) -> bool {
+        let is_first =
+            !std::mem::replace(&mut *self.ended.write().unwrap_or_else(PoisonError::into_inner), true);
+        self.purge();
+        is_first
+    }
+
     /// Hands a message over; its report comes to `reports` under the index `at`, by way of its topic's lanes.
     pub(crate) fn send<K: ToBytes + ?Sized>(
         &self,
@@ -190,6 +210,14 @@ impl Producer {
 struct Known {
     partitions: i32,
     since: Instant,
+}
+
+/// What was found of a topic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) partitions: i32,
+    /// Whether that is the cluster's own word, or was until lately.
+    pub(crate) answered: bool,
 }
 
 /// Makes producers, and knows which topics there are.
@@ -229,37 +257,39 @@ impl Client {
     /// The producer in use, or a new one.
     pub(crate) fn producer(&self) -> Result<Arc<Producer>> {
         let mut current = lock(&self.current);
-        if let Some(producer) = current.as_ref().filter(|producer| !producer.ended.load(Ordering::Acquire)) {
+        if let Some(producer) = current.as_ref().filter(|producer| !producer.has_ended()) {
             return Ok(producer.clone());
         }
-        let health = Arc::<Health>::default();
-        let config = self.config.producer_config(self.batch_bytes.load(Ordering::Relaxed)).map_err(later)?;
-        let inner = ThreadedProducer::from_config_and_context(&config, Context(health.clone()))
-            .map_err(|error| later(refused(&error)))?;
-        let producer =
-            Arc::new(Producer { inner, health, lanes: Lanes::default(), ended: AtomicBool::new(false) });
+        let producer = self.new_producer()?;
+        // Whoever has ended the one before sees to it.
         *current = Some(producer.clone());
         Ok(producer)
     }
 
+    /// One that nobody else uses; to be [given up](Self::discard) in the end.
+    pub(crate) fn new_producer(&self) -> Result<Arc<Producer>> {
+        let health = Arc::<Health>::default();
+        let config = self.config.producer_config(self.batch_bytes.load(Ordering::Relaxed)).map_err(later)?;
+        let inner = ThreadedProducer::from_config_and_context(&config, Context(health.clone()))
+            .map_err(|error| later(refused(&error)))?;
+        Ok(Arc::new(Producer { inner, health, lanes: Lanes::default(), ended: RwLock::new(false) }))
+    }
+
     /// Gives a producer up: whatever it still holds fails, here and in other calls.
     pub(crate) fn discard(&self, producer: &Arc<Producer>) {
-        producer.ended.store(true, Ordering::Release);
-        producer.purge();
-        let mut current = lock(&self.current);
-        let was_current = current.take_if(|current| Arc::ptr_eq(current, producer));
-        drop(current);
-        retire(was_current);
+        let is_first = producer.end();
+        lock(&self.current).take_if(|current| Arc::ptr_eq(current, producer));
+        if is_first {
+            retire(producer.clone());
+        }
     }
 
     /// Gives up whatever there is.
     pub(crate) fn close(&self) {
         let current = lock(&self.current).take();
-        if let Some(producer) = &current {
-            producer.ended.store(true, Ordering::Release);
-            producer.purge();
+        if let Some(producer) = current.filter(|producer| producer.end()) {
+            retire(producer);
         }
-        retire(current);
     }
 
     /// A batch, of so many bytes or fewer, was refused though each of its messages is welcome: the broker's limit is
@@ -303,24 +333,42 @@ impl Client {
         fate
     }
 
-    /// Makes sure that a topic is there, before a message to it would wait for half a minute; the number of its partitions.
-    pub(crate) async fn topic(&self, topic: &str) -> Result<i32> {
+    /// Makes sure that a topic is there, before a message to it would wait for half a minute; the number of its partitions,
+    /// and whether the cluster could be asked.
+    pub(crate) async fn topic(&self, topic: &str) -> Result<Found> {
         let known = lock(&self.topics).get(topic).copied();
-        if let Some(known) = known.filter(|known| known.since.elapsed() < BELIEVED) {
-            return Ok(known.partitions);
-        }
-        let partitions = match (self.find(topic).await, known) {
-            (Ok(partitions), _) => partitions,
-            // It was there, and still is as far as anybody knows.
-            (Err(error), Some(known)) if error.class() == Class::Unavailable => known.partitions,
-            (Err(error), _) => return Err(error),
+        let partitions = match known {
+            Some(known) if known.since.elapsed() < BELIEVED => known.partitions,
+            Some(known) => {
+                // Others need not ask meanwhile.
+                self.remember(topic, known.partitions);
+                match self.look(&self.producer()?, topic).await {
+                    Ok(Ok(partitions)) => partitions,
+                    Ok(Err(Code::UnknownTopicOrPartition)) => self.find(topic).await?,
+                    // It was there, and still is as far as anybody knows.
+                    Ok(Err(_)) => known.partitions,
+                    Err(_) => return Ok(Found { partitions: known.partitions, answered: false }),
+                }
+            }
+            None => self.find(topic).await?,
         };
+        if known.is_none_or(|known| known.partitions != partitions) {
+            self.remember(topic, partitions);
+        }
+        Ok(Found { partitions, answered: true })
+    }
+
+    /// What is known of a topic, however old that is.
+    pub(crate) fn known(&self, topic: &str) -> Option<i32> {
+        lock(&self.topics).get(topic).map(|known| known.partitions)
+    }
+
+    fn remember(&self, topic: &str, partitions: i32) {
         let mut topics = lock(&self.topics);
         if topics.len() >= KNOWN_TOPICS {
             topics.clear();
         }
         topics.insert(topic.to_owned(), Known { partitions, since: Instant::now() });
-        Ok(partitions)
     }
 
     /// Looks for a topic, creates it where that is wanted, and waits for it to appear.
@@ -393,10 +441,11 @@ fn later(error: Error) -> Error {
     Error::unavailable(error.code().to_owned(), error.message())
 }
 
-/// A producer ends with waits of its own, which must not be on a runtime's thread: so here is who lets go of it last.
-fn retire(producer: Option<Arc<Producer>>) {
-    let Some(producer) = producer else { return };
-    drop(tokio::spawn(async move {
+/// A producer ends with waits of its own, which must not be on a runtime's thread: so here is who lets go of it last. Once
+/// for each.
+fn retire(producer: Arc<Producer>) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    drop(runtime.spawn(async move {
         while Arc::strong_count(&producer) > 1 {
             tokio::time::sleep(LOOK).await;
         }

@@ -49,6 +49,7 @@ pub(crate) fn is_collateral(code: Code) -> bool {
             | Code::UnknownProducerId
             | Code::InvalidProducerEpoch
             | Code::Inconsistent
+            | Code::InvalidDifferentRecord
             | Code::BrokerDestroy
     )
 }

@@ -22,6 +22,9 @@ use std::{
 
 use crate::client::lock;
 
+/// How many topics are remembered, but for those that are written to now.
+const TOPICS: usize = 10_000;
+
 /// How long a partition stays open without an acknowledgement. Less than any broker is set to.
 const OPEN_FOR: Duration = Duration::from_secs(300);
 
@@ -67,6 +70,9 @@ impl Lanes {
         if let Some(lanes) = topics.get(topic) {
             return lanes.clone();
         }
+        if topics.len() >= TOPICS {
+            topics.retain(|_, lanes| Arc::strong_count(lanes) > 1 || lanes.has_open());
+        }
         topics.entry(topic.to_owned()).or_default().clone()
     }
 }
@@ -90,6 +96,11 @@ impl TopicLanes {
         let lanes = lock(&self.0);
         let last = usize::try_from(partition).ok().and_then(|at| lanes.get(at).copied().flatten());
         last.is_some_and(|last| !last.spoiled && last.at.elapsed() < OPEN_FOR)
+    }
+
+    /// Whether any of them is.
+    fn has_open(&self) -> bool {
+        lock(&self.0).iter().flatten().any(|last| last.spoiled || last.at.elapsed() < OPEN_FOR)
     }
 
     /// Takes note of a report in the order in which librdkafka makes them; whether it can be believed.

@@ -99,13 +99,17 @@ impl KafkaSink {
     /// How many partitions the topics have, or what is wrong with those that cannot be written to.
     async fn look(&self, topics: &mut [Topic]) {
         let began = Instant::now();
-        let mut away: Option<Error> = None;
+        let (mut away, mut answers): (Option<Error>, bool) = (None, true);
         for topic in topics {
             // A batch may have a thousand topics, and each of them may take its time to be missing.
             let is_late = began.elapsed() >= self.client.patience();
-            topic.partitions = match away.clone().filter(|_| is_late) {
-                Some(away) => Err(away),
-                None => self.client.topic(&topic.name).await,
+            topic.partitions = match (self.client.known(&topic.name), away.clone()) {
+                (Some(known), _) if !answers => Ok(known),
+                (_, Some(away)) if is_late => Err(away),
+                _ => self.client.topic(&topic.name).await.map(|found| {
+                    answers &= found.answered;
+                    found.partitions
+                }),
             };
             if let Err(error) = &topic.partitions
                 && error.class() == Class::Unavailable
@@ -257,6 +261,10 @@ impl Call<'_> {
     async fn pass(&mut self) -> Result<()> {
         let mut flight = self.flight()?;
         while self.unresolved().next().is_some() {
+            // Another call has given it up, and nothing of ours was with it.
+            if flight.producer.has_ended() {
+                flight = self.flight()?;
+            }
             self.open_lanes(&mut flight).await?;
             if flight.fallen.is_empty() {
                 let chains = self.chains.clone();
@@ -277,9 +285,12 @@ impl Call<'_> {
     }
 
     fn flight(&self) -> Result<Flight> {
-        let producer = self.sink.client.producer()?;
+        Ok(self.flight_with(self.sink.client.producer()?))
+    }
+
+    fn flight_with(&self, producer: Arc<Producer>) -> Flight {
         let lanes = self.topics.iter().map(|topic| producer.lanes.of(&topic.name)).collect();
-        Ok(Flight { producer, lanes, reports: Arc::default(), open: 0, fallen: Vec::new() })
+        Flight { producer, lanes, reports: Arc::default(), open: 0, fallen: Vec::new() }
     }
 
     /// Sends one event to each partition that waits for one and is not open, and waits until they are.
@@ -288,10 +299,13 @@ impl Call<'_> {
             return Ok(());
         }
         let producer = flight.producer.clone();
-        let _alone = producer.lanes.opening.lock().await;
-        // Another call may have opened some meanwhile.
-        for first in self.first_of_closed(flight) {
-            self.send(first, flight);
+        let alone = tokio::time::timeout(self.sink.timeout, producer.lanes.opening.lock()).await;
+        let Ok(_alone) = alone else { return Err(self.sink.client.away(&producer)) };
+        if let Some(_held) = producer.hold() {
+            // Another call may have opened some meanwhile.
+            for first in self.first_of_closed(flight) {
+                self.send(first, flight);
+            }
         }
         self.collect(flight, &mut HashMap::new()).await
     }
@@ -342,6 +356,8 @@ impl Call<'_> {
         flight: &mut Flight,
         behind: &mut HashMap<usize, &'c [usize]>,
     ) {
+        let producer = flight.producer.clone();
+        let Some(_held) = producer.hold() else { return };
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let lengths: Vec<usize> = chains.iter().map(|chain| self.run(acknowledged, chain, flight)).collect();
         for (number, (chain, length)) in chains.iter().zip(&lengths).enumerate() {
@@ -466,6 +482,12 @@ impl Call<'_> {
         let place = self.places[at].as_ref().map_err(Error::clone)?;
         let topic = &self.topics[place.topic].name;
         match (code, place.address.partition) {
+            (Code::UnknownPartition, None) => {
+                self.sink.client.fate(topic, code);
+                let message =
+                    format!("the number of partitions of topic `{topic}` has changed: looking again");
+                Ok(Fate::Away(Error::unavailable("no_partition", message)))
+            }
             (Code::UnknownPartition, Some(partition)) => Ok(Fate::Suspect(Error::permanent(
                 "no_partition",
                 format!("the event asks for partition {partition} of topic `{topic}`, which has no such one"),
@@ -483,15 +505,13 @@ impl Call<'_> {
         suspects.retain(|(at, _)| heads.contains(at));
         suspects.sort_by_key(|(at, _)| std::cmp::Reverse(self.batch[*at].event.payload.len()));
         let has_others = suspects.len() < all;
+        // With a producer of their own, or they would share requests with what other calls send.
+        let mut flight = self.flight_with(self.sink.client.new_producer()?);
+        let _ended = Ended(&self.sink.client, flight.producer.clone());
         for (at, error) in suspects.into_iter().take(SUSPECTS) {
-            let mut flight = self.flight()?;
-            let producer = flight.producer.clone();
-            let alone = producer.lanes.opening.lock().await;
             self.send(at, &mut flight);
             self.collect(&mut flight, &mut HashMap::new()).await?;
-            drop(alone);
             let Some((_, code)) = flight.fallen.first() else { continue };
-            self.sink.client.discard(&flight.producer);
             match self.fate(at, *code)? {
                 Fate::Suspect(_) => self.outcomes[at] = Some(Outcome::Failed(error)),
                 Fate::Collateral => {}
@@ -542,6 +562,15 @@ impl Call<'_> {
             }
         }
         self.outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Skipped)).collect()
+    }
+}
+
+/// Gives a producer up in the end, whatever that is.
+struct Ended<'a>(&'a Client, Arc<Producer>);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.discard(&self.1);
     }
 }
 

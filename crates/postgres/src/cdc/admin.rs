@@ -229,8 +229,11 @@ impl PgOutbox {
             let mut conn = self.acquire().await?;
             let stored = state::load_in(self, &mut conn, &c, name).await?;
             conn.commit().await?;
+            let has_marks =
+                options.mark && self.spec.status.is_some() && options.snapshot != super::Snapshot::Never;
             if let Some(stored) = stored
-                && let Err(error) = slot::check_gap(self, &c, name, &stored, found.as_ref(), &server).await
+                && let Err(error) =
+                    slot::check_gap(self, &c, name, stored, found.as_ref(), &server, has_marks).await
             {
                 findings.push(Finding { fatal: true, message: error.to_string() });
             }

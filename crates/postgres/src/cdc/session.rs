@@ -122,9 +122,9 @@ impl Session {
 
     async fn check_gap(&self, slot: Option<&Slot>, server: &Server) -> Result<Stored> {
         let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
-        let mut stored = state::load(outbox, c, self.name()).await?;
-        stored.lsn = slot::check_gap(outbox, c, self.name(), &stored, slot, server).await?;
-        Ok(stored)
+        let stored = state::load(outbox, c, self.name()).await?;
+        let has_marks = self.shared.marks().is_some() && self.shared.options.snapshot != Snapshot::Never;
+        slot::check_gap(outbox, c, self.name(), stored, slot, server, has_marks).await
     }
 
     /// The first session since this relay took the reader over: finds out where to begin. Returns a connection to

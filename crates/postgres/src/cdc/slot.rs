@@ -38,6 +38,8 @@ pub(crate) struct Slot {
     pub(crate) confirmed: Option<Lsn>,
     pub(crate) wal_status: Option<String>,
     pub(crate) temporary: bool,
+    /// Copied from a primary; on a server that was a standby it stays so.
+    pub(crate) synced: bool,
 }
 
 impl Slot {
@@ -283,7 +285,8 @@ pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> 
     let row = sqlx::query(
         "SELECT r.plugin::text, r.database::text, r.active_pid, \
            CASE WHEN a.pid IS NOT NULL THEN coalesce(a.application_name, '') END AS holder, r.temporary, \
-           r.confirmed_flush_lsn::text AS confirmed, r.wal_status \
+           r.confirmed_flush_lsn::text AS confirmed, r.wal_status, \
+           coalesce((to_jsonb(r) ->> 'synced')::boolean, false) AS synced \
          FROM pg_replication_slots r LEFT JOIN pg_stat_activity a ON a.pid = r.active_pid WHERE r.slot_name = $1",
     )
     .persistent(!outbox.pooled)
@@ -302,6 +305,7 @@ pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> 
         confirmed: confirmed.map(|lsn| lsn.parse()).transpose()?,
         wal_status: row.try_get("wal_status").map_err(&failed)?,
         temporary: row.try_get("temporary").map_err(&failed)?,
+        synced: row.try_get("synced").map_err(&failed)?,
     }))
 }
 
@@ -328,23 +332,26 @@ pub(super) async fn check_kind(outbox: &PgOutbox, name: &str, slot: &Slot) -> Re
     Err(Error::permanent("bad_slot", format!("the slot `{name}` {what}: take another name (`--slot NAME`)")))
 }
 
-/// From where to go on, if anything is known. Refuses to go on over a gap: whatever lies between what was settled and what
-/// the slot still has is missing.
+/// From where to go on. Refuses to go on over a gap: whatever lies between what was settled and what the slot still has is
+/// missing.
 ///
-/// There is one gap that is none. A standby takes over the slot's position and what was stored about it by different ways,
-/// and after its promotion the latter may be the older. The slot is only ever told what was stored before, so up to there
-/// everything was delivered.
+/// After a promotion there may be one that the table can close. A standby takes over the slot's position and what was stored
+/// about it by different ways, and the latter may be the older. Up to the slot's position everything was settled on the old
+/// primary, but with the stored position the marks of what was delivered are gone, and what was parked. So with `has_marks`
+/// the rows that are not finished are read again, and some of them come twice.
 pub(super) async fn check_gap(
     outbox: &PgOutbox,
     c: &EventColumns,
     name: &str,
-    stored: &Stored,
+    mut stored: Stored,
     slot: Option<&Slot>,
     server: &Server,
-) -> Result<Option<Lsn>> {
+    has_marks: bool,
+) -> Result<Stored> {
     let at = stored.lsn.map_or("its beginning".into(), |lsn| lsn.to_string());
+    let known = stored.clone();
     let lost = |code: &'static str, what: String| async move {
-        let advice = recovery(outbox, c, name, stored).await;
+        let advice = recovery(outbox, c, name, &known).await;
         Err(Error::permanent(code, format!("{what}. {advice}")))
     };
     // Whoever begins anew cannot read from it, either.
@@ -358,7 +365,7 @@ pub(super) async fn check_gap(
         .await;
     }
     if stored.phase == Phase::New {
-        return Ok(stored.lsn);
+        return Ok(stored);
     }
     if stored.system.as_ref().is_some_and(|system| *system != server.system) {
         return lost(
@@ -370,7 +377,7 @@ pub(super) async fn check_gap(
     let Some(slot) = slot else {
         // Killed before it was made.
         if stored.phase == Phase::Snapshot && stored.lsn.is_none() {
-            return Ok(None);
+            return Ok(stored);
         }
         return lost("slot_lost", format!("the slot `{name}` is gone, and with it everything after {at}"))
             .await;
@@ -379,9 +386,15 @@ pub(super) async fn check_gap(
     if let Some(confirmed) =
         slot.confirmed.filter(|confirmed| *confirmed > at && stored.phase == Phase::Streaming)
     {
-        if server.promoted_at.is_some_and(|promoted| confirmed <= promoted) {
-            tracing::info!(slot = name, stored = %at, slots = %confirmed, "going on from the slot, which the old primary has moved");
-            return Ok(Some(confirmed));
+        let was_copied = slot.synced && server.promoted_at.is_some_and(|promoted| confirmed <= promoted);
+        if was_copied && has_marks {
+            tracing::warn!(
+                slot = name, stored = %at, slots = %confirmed,
+                "this server was promoted before it had the last stored position; delivering the rows that are not finished \
+                 again. Events without a table that were parked last may be missing"
+            );
+            (stored.phase, stored.lsn) = (Phase::Snapshot, Some(confirmed));
+            return Ok(stored);
         }
         return lost(
             "slot_moved",
@@ -393,7 +406,7 @@ pub(super) async fn check_gap(
         )
         .await;
     }
-    Ok(stored.lsn)
+    Ok(stored)
 }
 
 /// What is still in the table, and how to deliver it.
