@@ -89,7 +89,8 @@ async fn a_copy_of_the_slot_that_is_ahead_loses_nothing() {
     // As if the last thing that was stored had not got through: with the position went the mark of `a:10`.
     let behind = "UPDATE airtight.slot s SET lsn = confirmed_flush_lsn - 8 FROM pg_replication_slots r WHERE r.slot_name = s.name";
     assert_eq!(f.sql(behind).await, 1);
-    f.sql("UPDATE airtight.outbox SET status = 'pending', finished_at = NULL WHERE payload ->> 'n' = '10'").await;
+    f.sql("UPDATE airtight.outbox SET status = 'pending', finished_at = NULL WHERE payload ->> 'n' = '10'")
+        .await;
     let relay = f.start(&sink);
     f.publish("a", 11..21).await;
     eventually(SOON, "all of them", async || sink.first_arrivals().len() == 20).await;
