@@ -40,6 +40,7 @@ mod hash;
 pub mod inbox;
 pub mod keyed;
 pub mod log;
+pub mod metrics;
 pub mod queue;
 pub mod relay;
 pub mod route;

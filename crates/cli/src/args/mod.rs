@@ -339,13 +339,20 @@ pub(crate) struct PublishArgs {
 /// Show how many events wait, retry, are done or dead, and which relays are there
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  airtight status --url sqlite:shop.db\n  DATABASE_URL=postgres://app@db/shop airtight status --json"
+    after_help = "Examples:\n  airtight status --url sqlite:shop.db\n  DATABASE_URL=postgres://app@db/shop airtight status --json\n  \
+        airtight status --metrics > /var/lib/node_exporter/airtight.prom"
 )]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+    /// Print it as Prometheus reads it, for a collector of text files
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) metrics: bool,
+    /// What the names of metrics begin with
+    #[arg(long, value_name = "PREFIX", default_value = "airtight", requires = "metrics")]
+    pub(crate) prefix: String,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,6 +1,6 @@
 //! `airtight status`.
 
-use airtight::admin::Status;
+use airtight::{admin::Status, metrics};
 
 use super::{consumers, open};
 use crate::{
@@ -14,6 +14,9 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     let status = store.admin().status().await?;
     if args.output.json {
         return output::json(&status);
+    }
+    if args.metrics {
+        return line(metrics::prometheus(&status, &args.prefix).trim_end());
     }
     line(format!("outbox {}{}", status.outbox, if store.is_log() { ", a log" } else { "" }))?;
     line("")?;

@@ -86,6 +86,11 @@ async fn an_outbox_is_followed_and_its_reader_looked_after() {
     let shown = wal.run(&["status"]).ok();
     assert!(shown.contains(&wal.slot()) && shown.contains("nobody reads it"), "{shown}");
     assert_eq!(wal.run(&["status", "--json"]).json()["slots"][0]["name"], wal.slot().as_str());
+    let page = wal.run(&["status", "--metrics", "--prefix", "shop"]).ok();
+    for metric in ["slot_lag_bytes", "slot_lag_seconds", "slot_retained_bytes"] {
+        let line = format!("shop_{metric}{{outbox=\"airtight.outbox\",slot=\"{}\"}} ", wal.slot());
+        assert!(page.contains(&line), "{metric}: {page}");
+    }
 
     let error = wal.run(&["cdc", "remove", "nothing", "--yes"]).error(1);
     assert!(error.contains(&format!("there are: {}", wal.slot())), "{error}");
