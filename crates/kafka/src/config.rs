@@ -241,6 +241,27 @@ mod tests {
         assert!(!format!("{config:?}").contains("s:cret"));
     }
 
+    /// See `lanes`.
+    #[test]
+    fn where_partitions_are_not_known_requests_go_one_by_one() {
+        const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
+        for (query, expected) in [
+            ("", None),
+            ("?partitioner=murmur2_random", None),
+            ("?partitioner=consistent", Some("1")),
+            ("?partitioner=fnv1a&max.in.flight=5", Some("1")),
+        ] {
+            let mut config = KafkaConfig::new("h:1");
+            // Names without a dot are no keys of an address.
+            for pair in query.trim_start_matches('?').split('&').filter_map(|pair| pair.split_once('=')) {
+                config.connection.settings.insert(pair.0.into(), pair.1.into());
+            }
+            let settings = config.producer_config(1_000_000).unwrap();
+            assert_eq!((settings.get(IN_FLIGHT), settings.get("max.in.flight")), (expected, None), "{query}");
+            assert_eq!(config.knows_partitions(), expected.is_none(), "{query}");
+        }
+    }
+
     #[test]
     fn debeziums_route_can_be_written_as_it_is() {
         let url = "kafka://h:1?topic_by={aggregate_type}&topic_replacement=ivm.events.${routedByValue}";

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use airtight_postgres::CdcOptions;
 use airtight_testkit::{ledger, postgres_server::PrivateServer, wait::eventually};
 use sqlx::PgPool;
 
@@ -91,6 +92,9 @@ async fn a_copy_of_the_slot_that_is_ahead_loses_nothing() {
     assert_eq!(f.sql(behind).await, 1);
     f.sql("UPDATE airtight.outbox SET status = 'pending', finished_at = NULL WHERE payload ->> 'n' = '10'")
         .await;
+    // Without marks nobody knows which rows those are.
+    let unmarked = CdcOptions { mark: false, ..f.options() };
+    assert_eq!(f.start_with(unmarked, &sink).error().await.code(), "slot_moved");
     let relay = f.start(&sink);
     f.publish("a", 11..21).await;
     eventually(SOON, "all of them", async || sink.first_arrivals().len() == 20).await;
