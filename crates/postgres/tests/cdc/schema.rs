@@ -113,6 +113,7 @@ async fn a_table_that_is_renamed_is_read_on_and_never_passed_over() {
     let relay = f.start(&sink);
     insert(&f, "plain", "a", 1).await;
     f.streams().await;
+    sink.has(1).await;
     insert(&f, "plain", "b", 1).await;
     sink.has(2).await;
     f.sql("ALTER TABLE plain RENAME TO other").await;
