@@ -16,5 +16,6 @@ pub mod postgres;
 pub mod postgres_server;
 mod script;
 pub mod sinks;
+pub mod small_disk;
 pub mod sources;
 pub mod wait;
