@@ -219,6 +219,10 @@ impl LogAdmin for PgOutbox {
         retention::prune(self, retention, progress).await
     }
 
+    async fn prunable(&self, retention: Retention) -> Result<Pruned> {
+        retention::prunable(self, retention).await
+    }
+
     async fn prune_inbox(&self, keep: Duration) -> Result<u64> {
         self.inbox().prune(&self.pool, keep).await
     }
