@@ -47,6 +47,7 @@ pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
     // Ends with the last pipeline.
     let old = CancellationToken::new();
     if !args.drain {
+        retention::announce(&store, &plan.target, &plan.pipelines, &plan.retention);
         let round = retention::keep(store.clone(), plan.pipelines.clone(), plan.retention, old.clone());
         tokio::spawn(round);
     }
