@@ -16,6 +16,7 @@ const MIGRATIONS: [(i32, Scope, &str, &str); 6] = [
     (4, Scope::Outbox(Shape::Log), "the log", include_str!("../migrations/0003_log.sql")),
     (5, Scope::Schema, "slots, and events without a table", include_str!("../migrations/0004_cdc.sql")),
     (6, Scope::Schema, "by what consumers know their log", include_str!("../migrations/0005_witness.sql")),
+    (10, Scope::Schema, "replays", include_str!("../migrations/0009_replays.sql")),
 ];
 
 /// Stored generated columns came with 12, `gen_random_uuid` with 13.
