@@ -3,7 +3,9 @@
 //! | file | what it shows |
 //! | --- | --- |
 //! | `prune` | what retention removes, by which column, and only when told |
+//! | `fits` | what `check` says of columns, types and other tables |
 
+mod fits;
 mod prune;
 
 use std::process::Command;
