@@ -43,6 +43,7 @@ mod candidate;
 mod claim;
 mod decode;
 mod error;
+mod fits;
 mod handlers;
 mod hold;
 mod inbox;
