@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | `operate` | replay, pause, dead letters, halt, retention |
 //! | `bad` | what makes no sense, and moves nothing |
+//! | `remedies` | what errors tell one to do, done, with nothing lost |
 
 mod bad;
 mod operate;
+mod remedies;
 
 use std::{process::Command, time::Instant};
 

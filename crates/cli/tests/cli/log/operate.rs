@@ -107,7 +107,7 @@ async fn a_paused_consumer_stands_still() {
 }
 
 /// A receiver that refuses everything until told otherwise.
-async fn moody() -> (HttpServer, Arc<AtomicBool>) {
+pub(super) async fn moody() -> (HttpServer, Arc<AtomicBool>) {
     let server = HttpServer::start().await;
     let accepts = Arc::new(AtomicBool::new(false));
     let mood = accepts.clone();
