@@ -76,7 +76,7 @@ use crate::{
     PgOutbox,
     columns::{Columns, EventColumns},
     error::doing,
-    log, members,
+    fits, log, members,
 };
 
 /// How an outbox is followed through the WAL.
@@ -469,6 +469,7 @@ impl LogStore for PgCdc {
             None
         };
         conn.commit().await?;
+        fits::at_start(&shared.outbox, &columns, marks.as_ref().map(|marks| &marks.status)).await?;
         slot::check_server(&shared.outbox, &shared.endpoint).await?;
         slot::ensure_publication(&shared.outbox, &columns, &shared.options.publication).await?;
         // Opening again after a failure further on finds these set already.
@@ -610,7 +611,7 @@ impl LogStore for PgCdc {
         if ahead == 0 && is_read {
             *self.target.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        Ok(Backlog { unfinished: ahead + u64::from(!is_read) + waiting, blocked })
+        Ok(Backlog { unfinished: ahead + u64::from(!is_read) + waiting, blocked, ..Backlog::default() })
     }
 
     async fn wait(&self, at_most: Duration) {
