@@ -42,11 +42,14 @@ impl Admin for PgOutbox {
             return log::findings(self).await;
         }
         let mut conn = self.acquire().await?;
+        let mut findings = self.missing(&mut conn).await?;
+        if findings.iter().any(|finding| finding.fatal) {
+            return Ok(findings);
+        }
         let columns = match Columns::load(self, &mut conn).await {
             Ok(columns) => columns,
             Err(error) => return Ok(vec![Finding { fatal: true, message: error.to_string() }]),
         };
-        let mut findings = Vec::new();
         let mut note = |message: String| findings.push(Finding { fatal: false, message });
         if columns.spec.seq.is_none() {
             note(format!(

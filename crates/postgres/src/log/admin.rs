@@ -425,6 +425,10 @@ pub(crate) async fn status(outbox: &PgOutbox) -> Result<Status> {
 
 pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
     let mut conn = outbox.acquire().await?;
+    let mut findings = outbox.missing(&mut conn).await?;
+    if findings.iter().any(|finding| finding.fatal) {
+        return Ok(findings);
+    }
     let table = match LogTable::load(outbox, &mut conn).await {
         Ok(table) => table,
         Err(error) => {
@@ -436,7 +440,7 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
         }
     };
-    let mut findings = Vec::new();
+    findings.extend(outbox.sequence_finding(&mut conn).await?);
     let last = consumers::last_value(outbox, &mut conn, &table).await?;
     for consumer in consumers_of(outbox, &mut conn, &table).await? {
         let name = &consumer.name;

@@ -7,10 +7,7 @@
 
 use std::time::Duration;
 
-use airtight_core::{
-    Error, Result,
-    table::{literal, quote},
-};
+use airtight_core::{Error, Result, table::literal};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LogTable, consumers};
@@ -113,8 +110,11 @@ impl PgOutbox {
         let in_net = net_end(self, &mut conn, &table, &leaves).await?;
         // Where the net catches events already, more come before the partition is there: it begins well behind
         // them, or it would never be let in.
-        let from =
-            if in_net > end { in_net.max(last) + ROOM.max((rate / MINUTES_OF_A_DAY) as i64) } else { end };
+        let from = if in_net.max(last) > end {
+            in_net.max(last) + ROOM.max((rate / MINUTES_OF_A_DAY) as i64)
+        } else {
+            end
+        };
         let script = format!(
             "{LOCK_TIMEOUT}; CREATE TABLE {leaf} (LIKE {table} INCLUDING ALL); CREATE UNIQUE INDEX ON {leaf} (id); \
              ALTER TABLE {table} ATTACH PARTITION {leaf} FOR VALUES FROM ({from}) TO ({to})",
@@ -134,7 +134,7 @@ impl PgOutbox {
 }
 
 /// Whether a lock could not be had in time, or two of us stood in each other's way.
-pub(super) fn is_locked(error: &sqlx::Error) -> bool {
+pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     has_code(error, "55P03") || has_code(error, "40P01")
 }
 
@@ -217,11 +217,9 @@ pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable)
     let leaves = leaves(outbox, conn, table).await?;
     let Some(net) = leaves.iter().find(|leaf| leaf.bounds.is_none()) else {
         return Ok(Some(format!(
-            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Make one: \
-             CREATE TABLE {} PARTITION OF {} DEFAULT",
+            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Run {}",
             table.columns.outbox,
-            quote(&format!("{}_default", outbox.options.table)),
-            table.columns.table
+            crate::schema::migrate_command(&outbox.options)
         )));
     };
     let there: bool = sqlx::query_scalar(AssertSqlSafe(format!("SELECT EXISTS (SELECT FROM {})", net.name)))
