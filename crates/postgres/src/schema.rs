@@ -28,27 +28,28 @@ use self::{
 use crate::{PgOptions, PgOutbox, error::doing, log::partitions::is_locked};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
-const MIGRATIONS: [(i32, Scope, &str, &str); 8] = [
+const MIGRATIONS: [(i32, Scope, &str, &str); 9] = [
     (1, Scope::Schema, "what all outboxes share", include_str!("../migrations/0000_shared.sql")),
     (2, Scope::Outbox(Shape::Queue), "the outbox", include_str!("../migrations/0001_outbox.sql")),
     (3, Scope::Schema, "consumers", include_str!("../migrations/0002_consumers.sql")),
     (4, Scope::Outbox(Shape::Log), "the log", include_str!("../migrations/0003_log.sql")),
     (5, Scope::Schema, "slots, and events without a table", include_str!("../migrations/0004_cdc.sql")),
-    (6, Scope::Schema, "what is refused", include_str!("../migrations/0005_refuse.sql")),
+    (6, Scope::Schema, "by what consumers know their log", include_str!("../migrations/0005_witness.sql")),
+    (7, Scope::Schema, "what is refused", include_str!("../migrations/0006_refuse.sql")),
     (
-        7,
+        8,
         Scope::Outbox(Shape::Queue),
         "the outbox refuses it",
-        include_str!("../migrations/0006_queue_refuse.sql"),
+        include_str!("../migrations/0007_queue_refuse.sql"),
     ),
-    (8, Scope::Outbox(Shape::Log), "the log refuses it", include_str!("../migrations/0007_log_refuse.sql")),
+    (9, Scope::Outbox(Shape::Log), "the log refuses it", include_str!("../migrations/0008_log_refuse.sql")),
 ];
 
 /// DDL that waits for an open publisher would make everybody behind it wait: it lets go, and comes again.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '1s'";
 
-/// How often `migrate` comes again: for about a minute.
-const TRIES: u32 = 30;
+/// How often `migrate` comes again: for about half a minute.
+const TRIES: u32 = 16;
 
 /// Stored generated columns came with 12, `gen_random_uuid` with 13.
 const OLDEST_SERVER: i32 = 130_000;
@@ -230,15 +231,20 @@ impl PgOutbox {
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(1));
         }
-        Err(Error::retryable(
+        Err(self.kept_locked())
+    }
+
+    /// The error for a lock that could not be had.
+    fn kept_locked(&self) -> Error {
+        Error::retryable(
             "locked",
             format!(
-                "open transactions have kept {} locked for a minute, and nothing was changed: end them (SELECT pid, xact_start, \
-                 query FROM pg_stat_activity WHERE xact_start IS NOT NULL ORDER BY xact_start), and run {} again",
+                "open transactions have kept {} locked for half a minute: end them (SELECT pid, xact_start, query FROM \
+                 pg_stat_activity WHERE xact_start IS NOT NULL ORDER BY xact_start), and run {} again",
                 self.spec.display_name(),
                 migrate_command(&self.options)
             ),
-        ))
+        )
     }
 
     /// One try: what was done, and what is to be done when that is committed. None when a lock could not be had.

@@ -87,9 +87,10 @@ pub(crate) async fn claim(outbox: &SqliteOutbox, request: &ClaimRequest<'_>) -> 
 /// Whether there is nothing to claim at all: one read, without a lock and without a commit, which is what an idle
 /// relay does every second. A relay that is not on the list any more is to learn it from the claim itself.
 async fn is_idle(outbox: &SqliteOutbox, sql: &Sql, relay: Uuid) -> Result<bool> {
+    let mut conn = outbox.acquire().await?;
     sqlx::query_scalar(AssertSqlSafe(idle_statement(sql)))
         .bind(relay.to_string())
-        .fetch_one(outbox.pool())
+        .fetch_one(&mut *conn)
         .await
         .map_err(db)
 }

@@ -32,7 +32,7 @@ const COUNT_DONE: u32 = 1_000_000;
 
 pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<Row>> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let rows = select(&mut conn, sql, filter).await?;
     Ok(rows.iter().map(read).collect())
 }
@@ -191,7 +191,7 @@ pub(crate) async fn find(
 
 pub(crate) async fn show(outbox: &SqliteOutbox, id: &str) -> Result<Option<Detail>> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let Some(found) = find_row(&mut conn, sql, id).await? else { return Ok(None) };
     let key = row_key(&found, 0)?;
     let mut events = decode::events(&mut conn, sql, &[key_value(&key)], usize::MAX).await?;
@@ -207,7 +207,7 @@ pub(crate) async fn show(outbox: &SqliteOutbox, id: &str) -> Result<Option<Detai
 
 pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let streams = streams(&mut conn, sql).await?;
     let relays = relays(&mut conn, sql).await?;
     let count = format!("WITH {} SELECT count(*) FROM k WHERE key IS NOT NULL", held_keys(sql));
@@ -304,7 +304,7 @@ pub(crate) async fn relays(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec
 
 pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<BlockedKey>> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     // A few more than asked for, since some may be about to be freed.
     let keys = format!("WITH {} SELECT key FROM k WHERE key IS NOT NULL LIMIT ?1", held_keys(sql));
     let keys = sqlx::query(AssertSqlSafe(keys))
@@ -363,7 +363,7 @@ pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
     let fatal = |message: String| Finding { fatal: true, message };
     let note = |message: String| Finding { fatal: false, message };
     let sql = outbox.sql();
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let mut findings = if outbox.is_log() {
         log::inspect::check(&mut conn, sql).await?
     } else {

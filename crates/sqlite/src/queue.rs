@@ -62,7 +62,7 @@ impl Members for SqliteQueue {
 impl QueueStore for SqliteQueue {
     async fn open(&self) -> Result<()> {
         let sql = self.outbox.queue_sql()?;
-        let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
+        let mut conn = self.outbox.acquire().await?;
         let problems = schema::problems(&mut conn, sql).await?;
         if problems.is_empty() { Ok(()) } else { Err(Error::permanent("bad_table", problems.join("; "))) }
     }
@@ -81,7 +81,7 @@ impl QueueStore for SqliteQueue {
 
     async fn backlog(&self, member: &Member) -> Result<Backlog> {
         let sql = self.outbox.queue_sql()?;
-        let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
+        let mut conn = self.outbox.acquire().await?;
         let mut unfinished = 0;
         for arm in ["IS NULL", "IS NOT NULL"] {
             let count = format!(

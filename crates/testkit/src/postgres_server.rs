@@ -1,19 +1,20 @@
 //! A PostgreSQL of a test's own, to be crashed and restarted at will.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
 use tempfile::TempDir;
 
+use crate::ports::{self, Port};
+
 /// A server that ends with the test. Its data is fsynced: what survives a crash is what the test is about.
 #[derive(Debug)]
 pub struct PrivateServer {
     bindir: PathBuf,
     user: String,
-    port: u16,
+    port: Port,
     directory: TempDir,
 }
 
@@ -39,7 +40,7 @@ impl PrivateServer {
             return None;
         };
         let server = Self::new(bindir.into(), user);
-        let (data, port) = (server.data(), server.port);
+        let (data, port) = (server.data(), &server.port);
         server.run(
             "initdb",
             &[
@@ -67,11 +68,7 @@ impl PrivateServer {
 
     fn new(bindir: PathBuf, user: String) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let port = TcpListener::bind("127.0.0.1:0")
-            .and_then(|listener| listener.local_addr())
-            .expect("a free port")
-            .port();
-        let server = Self { bindir, user, port, directory };
+        let server = Self { bindir, user, port: Port::reserve(), directory };
         server.own_directory();
         server
     }
@@ -111,7 +108,7 @@ impl PrivateServer {
 
     /// Its port.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// The directory of its Unix socket.
@@ -140,6 +137,7 @@ impl PrivateServer {
     pub fn resume(&self) {
         let (data, log) = (self.data(), self.log());
         self.run("pg_ctl", &["start", "--silent", "--wait", "--pgdata", path(&data), "--log", path(&log)]);
+        self.assert_ours();
     }
 
     /// Ends it as a crash would, and starts it again.
@@ -159,6 +157,15 @@ impl PrivateServer {
                 path(&self.log()),
             ],
         );
+        self.assert_ours();
+    }
+
+    /// The first line of this file is the server's pid.
+    fn assert_ours(&self) {
+        let file = std::fs::read_to_string(self.data().join("postmaster.pid")).unwrap_or_default();
+        let pid = file.lines().next().and_then(|pid| pid.parse().ok());
+        let listens = pid.is_some_and(|pid| ports::listens(pid, self.port()));
+        assert!(listens, "port {} is not that of our PostgreSQL, pid {pid:?}", self.port);
     }
 
     fn data(&self) -> PathBuf {

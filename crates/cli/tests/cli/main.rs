@@ -7,6 +7,7 @@
 //! | `brokers` | each broker from the command line alone, and `check --to` |
 //! | `foreign` | a table of the application's own, mapped by `[table]` |
 //! | `grants` | the least rights of each role, and what it can do with them |
+//! | `tables` | the same in both stores, with what goes wrong there |
 //! | `publish` | one event, NDJSON, bad lines |
 //! | `relay` | `run`: drain, follow, signals, sinks |
 //! | `operate` | status, lists, dead letters, tail, prune |
@@ -27,4 +28,5 @@ mod postgres;
 mod publish;
 mod relay;
 mod support;
+mod tables;
 mod usage;

@@ -69,6 +69,32 @@ fn a_relay_follows_and_stops_at_a_signal() {
     }
 }
 
+/// The remedy is followed to the letter.
+#[cfg(unix)]
+#[test]
+fn a_file_removed_under_a_relay_ends_it_and_the_remedy_delivers_what_it_held() {
+    let shop = Shop::new();
+    let nobody = airtight_testkit::ports::Port::reserve();
+    let to = format!("http://127.0.0.1:{nobody}/");
+    shop.publish("1", "{}");
+    shop.publish("2", "{}");
+    let relay = Running::start(shop.command(&["run", "--to", &to, "--lease", "1"]));
+    relay.wait_for_log("the sink is away");
+    for file in ["shop.db", "shop.db-wal", "shop.db-shm"] {
+        std::fs::remove_file(shop.path(file)).unwrap();
+    }
+    let (status, rest) = relay.wait();
+    assert_eq!(status.code(), Some(1), "{rest}");
+    let error = rest.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("{rest}"));
+    let (_, remedy) = error.split_once("Mend it: ").unwrap_or_else(|| panic!("{error}"));
+    let url =
+        remedy.split(' ').find(|word| word.starts_with("sqlite:")).unwrap_or_else(|| panic!("{remedy}"));
+    assert!(remedy.contains(&format!("--from {url}")) && remedy.contains("with --drain"), "{remedy}");
+    let args = ["run", "--to", "file:out.ndjson", "--lease", "1", "--from", url, "--drain", "--json"];
+    assert_eq!(shop.run(&args).json()["delivered"], 2);
+    assert_eq!(shop.lines("out.ndjson").len(), 2);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_second_signal_stops_at_once() {

@@ -1,17 +1,19 @@
 //! A sequence that is behind its table: a restored copy without sequences, a `setval`, a table that was made anew.
 //!
 //! Its numbers are taken, so publishing is refused; or they are free and below where consumers stand, so that nobody would
-//! ever read what is stored under them. `migrate` moves the sequence on, and consumers back to what was stored below them.
+//! ever read what is stored under them. `migrate` moves the sequence on, and marks consumers below which something was
+//! stored: `crate::log::witness` stops those, until a person seeks them.
+
+use std::time::Duration;
 
 use airtight_core::{
     Error, Result,
     admin::Finding,
-    log::{LogAdmin, SeekOptions, SeekTo},
     table::{Shape, literal, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{LOCK_TIMEOUT, Names, migrate_command};
+use super::{LOCK_TIMEOUT, Names, TRIES, migrate_command};
 use crate::{PgOutbox, error::doing, log::partitions::is_locked, outbox::Conn};
 
 /// Where a sequence stands, and where it must stand at least.
@@ -41,43 +43,41 @@ impl PgOutbox {
         if self.options.spec.is_some() {
             return Ok(done);
         }
-        loop {
+        let mut wait = Duration::from_millis(100);
+        for _ in 0..TRIES {
             let mut conn = self.acquire().await?;
             let place = self.place(&mut conn).await?;
-            let below = if place.is_behind() { self.below(&mut conn).await? } else { Vec::new() };
             conn.commit().await?;
             if !place.is_behind() {
                 return Ok(done);
             }
-            for (consumer, first) in below {
-                let seek = self.seek(&consumer, SeekTo::Seq(first - 1), SeekOptions::default()).await?;
-                done.push(format!(
-                    "moved consumer `{consumer}` from seq {} back to {}: events were stored below its offset while the \
-                     sequence was behind, and come again with those that follow them",
-                    seek.from, seek.to
-                ));
+            if let Some(lines) = self.move_sequence().await? {
+                done.extend(lines);
+                return Ok(done);
             }
-            if let Some(line) = self.move_sequence().await? {
-                done.push(line);
-            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(1));
         }
+        Err(self.kept_locked())
     }
 
-    /// Moves it, with everybody kept from publishing: whoever publishes locks the table before a number is drawn. None
-    /// if the lock could not be had, or something was stored meanwhile.
-    async fn move_sequence(&self) -> Result<Option<String>> {
+    /// Moves it, with everybody kept from publishing: whoever publishes locks the table before a number is drawn. None if the
+    /// lock could not be had.
+    async fn move_sequence(&self) -> Result<Option<Vec<String>>> {
+        let failed = doing("moving the sequence");
         let mut conn = self.begin().await?;
         let lock =
             format!("{LOCK_TIMEOUT}; LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE", self.spec.qualified());
         match sqlx::raw_sql(AssertSqlSafe(lock)).execute(conn.get()).await {
             Ok(_) => {}
             Err(error) if is_locked(&error) => return Ok(None),
-            Err(error) => return Err(doing("moving the sequence")(error)),
+            Err(error) => return Err(failed(error)),
         }
         let place = self.place(&mut conn).await?;
-        if !place.is_behind() || !self.below(&mut conn).await?.is_empty() {
-            return Ok(None);
+        if !place.is_behind() {
+            return Ok(Some(Vec::new()));
         }
+        let passed = self.passed(&mut conn).await?;
         let name = self.sequence(&mut conn).await?;
         sqlx::query("SELECT setval($1::text::regclass, $2)")
             .persistent(!self.pooled)
@@ -85,14 +85,34 @@ impl PgOutbox {
             .bind(place.needed)
             .execute(conn.get())
             .await
-            .map_err(doing("moving the sequence"))?;
+            .map_err(&failed)?;
+        if !passed.is_empty() {
+            let sql = format!(
+                "UPDATE {} SET set_back = true WHERE outbox = $1 AND name = ANY($2)",
+                self.own("consumer")
+            );
+            sqlx::query(AssertSqlSafe(sql))
+                .persistent(!self.pooled)
+                .bind(self.spec.display_name())
+                .bind(&passed)
+                .execute(conn.get())
+                .await
+                .map_err(&failed)?;
+        }
         conn.commit().await?;
-        Ok(Some(format!(
+        let mut lines = vec![format!(
             "moved {} from {} to {}: it was behind the table",
             name.replace('"', ""),
             place.stands,
             place.needed
-        )))
+        )];
+        lines.extend(passed.into_iter().map(|consumer| {
+            format!(
+                "consumer `{consumer}` has passed numbers under which events were stored meanwhile, and stands still until it is \
+                 moved. Mend it: `airtight consumers seek {consumer} --earliest`"
+            )
+        }));
+        Ok(Some(lines))
     }
 
     /// The sequence behind the canonical table, quoted.
@@ -137,23 +157,22 @@ impl PgOutbox {
         Ok(Place { stands: row.try_get(0).map_err(&failed)?, needed: row.try_get(1).map_err(&failed)? })
     }
 
-    /// Consumers beyond events that were stored after they had passed, each with the first such event: younger than
-    /// the last move of the offset above it, or than the event with the highest number.
-    async fn below(&self, conn: &mut Conn) -> Result<Vec<(String, i64)>> {
+    /// Consumers beyond events that were stored after they had passed: younger than the last move of the offset above them,
+    /// or than the event with the highest number.
+    async fn passed(&self, conn: &mut Conn) -> Result<Vec<String>> {
         if self.options.shape != Shape::Log {
             return Ok(Vec::new());
         }
         let table = self.spec.qualified();
         let sql = format!(
-            "SELECT c.name, f.seq FROM {consumer} c, LATERAL (SELECT min(o.seq) AS seq FROM {partition} p JOIN {table} o \
+            "SELECT c.name FROM {consumer} c WHERE c.outbox = $1 AND EXISTS (SELECT FROM {partition} p JOIN {table} o \
                ON o.seq <= p.last_seq AND (o.created_at >= p.moved_at \
                  OR o.created_at > (SELECT n.created_at FROM {table} n ORDER BY n.seq DESC LIMIT 1)) \
-               WHERE p.outbox = c.outbox AND p.grp = 'log:' || c.name) AS f \
-             WHERE c.outbox = $1 AND f.seq IS NOT NULL ORDER BY 1",
+               WHERE p.outbox = c.outbox AND p.grp = 'log:' || c.name) ORDER BY 1",
             consumer = self.own("consumer"),
             partition = self.own("partition"),
         );
-        sqlx::query_as(AssertSqlSafe(sql))
+        sqlx::query_scalar(AssertSqlSafe(sql))
             .persistent(!self.pooled)
             .bind(self.spec.display_name())
             .fetch_all(conn.get())

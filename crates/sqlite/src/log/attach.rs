@@ -199,7 +199,7 @@ pub(super) async fn positions(
 ) -> Result<Vec<Standing>> {
     let sql = outbox.log_sql()?;
     // One snapshot for all of it.
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     let numbers = json!(partitions).to_string();
     let select = format!(
@@ -260,7 +260,7 @@ pub(super) async fn positions(
 
 pub(super) async fn watch(outbox: &SqliteOutbox, member: &Member) -> Result<Watch> {
     let sql = outbox.log_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let select =
         format!("SELECT paused, revision FROM airtight_consumer WHERE outbox = {} AND name = ?1", sql.name());
     let row = sqlx::query(AssertSqlSafe(select))

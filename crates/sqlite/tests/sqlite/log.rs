@@ -172,7 +172,8 @@ async fn a_file_has_one_shape_and_says_so() {
     }
     assert_eq!(log.second().await.detect().await.unwrap().table(), log.outbox.table());
     assert_eq!(queue.second().await.detect().await.unwrap().table(), queue.outbox.table());
-    let empty = Fixture::empty().await.outbox.shape(Shape::Log);
+    let fixture = Fixture::empty().await;
+    let empty = fixture.outbox.clone().shape(Shape::Log);
     assert_eq!(empty.clone().detect().await.unwrap().table(), empty.table(), "nothing there to go by");
 }
 
