@@ -445,7 +445,6 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
         }
     };
     findings.extend(outbox.sequence_finding(&mut conn).await?);
-    let last = consumers::last_value(outbox, &mut conn, &table).await?;
     for consumer in consumers_of(outbox, &mut conn, &table).await? {
         let name = &consumer.name;
         if let Err(error) = witness::check(outbox, &mut conn, &table, name).await {

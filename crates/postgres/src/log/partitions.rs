@@ -217,9 +217,11 @@ pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable)
     let leaves = leaves(outbox, conn, table).await?;
     let Some(net) = leaves.iter().find(|leaf| leaf.bounds.is_none()) else {
         return Ok(Some(format!(
-            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Run {}",
+            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Mend it: \
+             CREATE TABLE {} PARTITION OF {} DEFAULT",
             table.columns.outbox,
-            crate::schema::migrate_command(&outbox.options)
+            outbox.own(&format!("{}_default", outbox.options.table)),
+            table.columns.table
         )));
     };
     let there: bool = sqlx::query_scalar(AssertSqlSafe(format!("SELECT EXISTS (SELECT FROM {})", net.name)))

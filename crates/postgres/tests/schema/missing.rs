@@ -33,7 +33,7 @@ impl Made {
                || coalesce(' ' || pg_get_expr(d.adbin, d.adrelid), ''), ',' ORDER BY a.attname) \
                FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '') \
-               || coalesce((SELECT string_agg(pg_get_constraintdef(k.oid), ',' ORDER BY 1) FROM pg_constraint k WHERE k.conrelid = c.oid), '') \
+               || coalesce((SELECT string_agg(pg_get_constraintdef(k.oid), ',' ORDER BY pg_get_constraintdef(k.oid)) FROM pg_constraint k WHERE k.conrelid = c.oid), '') \
              FROM pg_class c WHERE c.relnamespace = 'airtight'::regnamespace AND c.relkind IN ('r', 'p', 'S') \
              UNION ALL SELECT 'index ' || c.relname, pg_get_indexdef(c.oid) || (SELECT indisvalid::text FROM pg_index WHERE indexrelid = c.oid) \
                FROM pg_class c WHERE c.relnamespace = 'airtight'::regnamespace AND c.relkind IN ('i', 'I') \
