@@ -359,6 +359,67 @@ async fn other_names_are_granted_alike() {
     place.end().await;
 }
 
+const MAPPED: &str = r#"
+[table]
+schema = "bank"
+name = "transfers"
+id = "id"
+created_at = "created_at"
+aggregate_id = "account"
+aggregate_type = { constant = "Transfer" }
+event_type = { constant = "Sent" }
+stream = { constant = "transfers" }
+payload = "body"
+
+[table.status]
+column = "status"
+new = "NEW"
+done = "SENT"
+dead = "FAILED"
+
+[pipelines.transfers]
+to = "null:"
+"#;
+
+/// An application's own table, in a schema of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mapped_table_is_granted_alike() {
+    for who in ["relay", "viewer"] {
+        let Some(db) = TestDb::create(&format!("grants_mapped_{who}")).await else { return };
+        let role = format!("{}_role", db.name());
+        let place = Place { db, role, dir: tempfile::tempdir().expect("a directory") };
+        std::fs::write(place.dir.path().join("bank.toml"), MAPPED).expect("written");
+        let config = ["-c", "bank.toml"];
+        place
+            .sql(&format!(
+                "CREATE SCHEMA bank; CREATE TABLE bank.transfers (id text PRIMARY KEY, account text NOT NULL, body jsonb, \
+                 status text NOT NULL DEFAULT 'NEW', created_at timestamptz NOT NULL DEFAULT now()); \
+                 INSERT INTO bank.transfers (id, account, body) SELECT n, n, '{{}}' FROM generate_series(1, 5) AS n; \
+                 CREATE ROLE \"{}\" LOGIN",
+                place.role
+            ))
+            .await;
+        place.owner(&[&["migrate"], &config[..]].concat(), "").ok();
+        let grants = ["migrate", "--print-grants", who, "--role", &place.role];
+        let grants = place.owner(&[&grants[..], &config].concat(), "").ok();
+        place.sql(&grants).await;
+        for command in [&["status"][..], &["check"], &["events", "list"], &["dead", "list"]] {
+            place.can(&[command, &config].concat());
+        }
+        let run = [&["run", "--drain"], &config[..]].concat();
+        if who == "relay" {
+            assert!(place.can(&run).starts_with("delivered 5 events"));
+        } else {
+            place.cannot(&run);
+            place.denied("UPDATE bank.transfers SET status = 'SENT'").await;
+        }
+        let error =
+            place.owner(&[&["migrate", "--print-grants", "producer"], &config[..]].concat(), "").error(2);
+        assert!(error.contains("its own INSERT"), "{error}");
+        place.end().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_makes_no_sense_is_refused() {
     let Some(db) = TestDb::create("grants_refused").await else { return };
