@@ -308,16 +308,20 @@ impl PgOutbox {
             for statement in statements(text) {
                 let filled = names.fill(statement.text);
                 let lacks = there.lacks(&statement, names);
+                // Beside writers, who would wait for it otherwise. Not over the partitions of a log, where it cannot be.
+                let beside = |table: &str| {
+                    let over_partitions = there.partitioned && table == "{outbox}";
+                    !over_partitions && !made.contains(&names.plain(table))
+                };
                 match (&statement.makes, lacks) {
-                    // Beside writers, who would wait for it otherwise.
-                    (Makes::Index(index, On(table)), Some(what))
-                        if !made.contains(&names.plain(table)) && !there.partitioned =>
-                    {
+                    (Makes::Index(index, On(table)), Some(what)) if beside(table) => {
                         later.push(Later::index(there, names, &names.plain(index), &filled, &what));
                     }
-                    (Makes::Floor, Some(what)) if known => {
+                    (Makes::Floor, Some(what)) => {
                         script.push(names.fill(FLOOR));
-                        done.push(format!("made {}, which was missing", what.what));
+                        if known {
+                            done.push(format!("made {}, which was missing", what.what));
+                        }
                     }
                     (Makes::Columns(..), Some(what)) => {
                         script.push(filled.replace("ADD COLUMN ", "ADD COLUMN IF NOT EXISTS "));
@@ -344,7 +348,7 @@ impl PgOutbox {
                     (Makes::Along, None) if made.contains(names.table) => script.push(filled),
                     // Columns and the row of a table that is made just now.
                     (Makes::Columns(On(table), _), None) if made.contains(&names.plain(table)) => {
-                        script.push(filled)
+                        script.push(filled);
                     }
                     (Makes::Floor, None) if made.contains("log") => script.push(names.fill(FLOOR)),
                     _ => {}
