@@ -21,6 +21,7 @@ mod cdc;
 mod columns;
 mod decode;
 mod error;
+mod fits;
 mod grants;
 mod handlers;
 mod inbox;

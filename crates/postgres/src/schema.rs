@@ -28,7 +28,7 @@ use self::{
 use crate::{PgOptions, PgOutbox, error::doing, log::partitions::is_locked};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
-const MIGRATIONS: [(i32, Scope, &str, &str); 9] = [
+const MIGRATIONS: [(i32, Scope, &str, &str); 11] = [
     (1, Scope::Schema, "what all outboxes share", include_str!("../migrations/0000_shared.sql")),
     (2, Scope::Outbox(Shape::Queue), "the outbox", include_str!("../migrations/0001_outbox.sql")),
     (3, Scope::Schema, "consumers", include_str!("../migrations/0002_consumers.sql")),
@@ -43,6 +43,8 @@ const MIGRATIONS: [(i32, Scope, &str, &str); 9] = [
         include_str!("../migrations/0007_queue_refuse.sql"),
     ),
     (9, Scope::Outbox(Shape::Log), "the log refuses it", include_str!("../migrations/0008_log_refuse.sql")),
+    (10, Scope::Schema, "replays", include_str!("../migrations/0009_replays.sql")),
+    (11, Scope::Schema, "what publications had", include_str!("../migrations/0010_published.sql")),
 ];
 
 /// DDL that waits for an open publisher would make everybody behind it wait: it lets go, and comes again.

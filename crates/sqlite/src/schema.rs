@@ -17,12 +17,14 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use crate::{
     error::db,
+    fits,
     outbox::SqliteOutbox,
     sql::{HELD, Sql},
 };
 
 /// The newest version of airtight's own tables that this program knows. 2: consumers of logs, and the inbox.
-const OWN_VERSION: i64 = 2;
+/// 3: replays.
+const OWN_VERSION: i64 = 3;
 
 /// The same of a canonical outbox, of either shape.
 const OUTBOX_VERSION: i64 = 1;
@@ -78,6 +80,9 @@ const LOG_TABLES: [&str; 8] = [
     paused INTEGER NOT NULL DEFAULT 0,
     revision INTEGER NOT NULL DEFAULT 0,
     created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ','now')),
+    replay INTEGER,
+    replay_after INTEGER,
+    replay_through INTEGER,
     PRIMARY KEY (outbox, name)
 ) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS airtight_offset (
@@ -133,6 +138,10 @@ const LOG_TABLES: [&str; 8] = [
 ) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS airtight_inbox_seen ON airtight_inbox (outbox, seen_at)",
 ];
+
+/// What version 3 adds where the tables of version 2 are there: which replay a consumer was last asked for, and of what.
+const REPLAY_COLUMNS: [(&str, &str); 3] =
+    [("replay", "INTEGER"), ("replay_after", "INTEGER"), ("replay_through", "INTEGER")];
 
 /// The canonical log. Nothing in it is ever updated, and the seq is never given twice, also after the newest
 /// row was removed: that is what AUTOINCREMENT is for. The body comes last, so that what is looked at without it
@@ -360,6 +369,9 @@ pub(crate) async fn migrate(tx: &mut SqliteConnection, sql: &Sql) -> Result<Vec<
         for statement in part.statements(sql) {
             sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await.map_err(db)?;
         }
+        if part.own {
+            add_columns(tx).await?;
+        }
         if !part.own && missing.contains(&("table", sql.spec.table.clone())) && sql.shape == Shape::Log {
             go_on_behind_consumers(tx, sql).await?;
         }
@@ -409,6 +421,18 @@ async fn go_on_behind_consumers(tx: &mut SqliteConnection, sql: &Sql) -> Result<
         .execute(&mut *tx)
         .await
         .map_err(db)?;
+    Ok(())
+}
+
+/// Adds the columns that came later to a table that is there without them.
+async fn add_columns(tx: &mut SqliteConnection) -> Result<()> {
+    let there = table_columns(tx, None, "airtight_consumer").await?;
+    for (column, kind) in REPLAY_COLUMNS {
+        if !there.iter().any(|there| there == column) {
+            let statement = format!("ALTER TABLE airtight_consumer ADD COLUMN {column} {kind}");
+            sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await.map_err(db)?;
+        }
+    }
     Ok(())
 }
 
@@ -521,7 +545,9 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         .collect();
     if !missing.is_empty() {
         problems.push(format!("{name} has no column {}: correct the table's spec", missing.join(", ")));
+        return Ok(problems);
     }
+    problems.extend(fits::problems(conn, sql).await?);
     Ok(problems)
 }
 
