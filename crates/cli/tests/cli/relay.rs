@@ -79,7 +79,7 @@ fn a_file_removed_under_a_relay_ends_it_and_the_remedy_delivers_what_it_held() {
     shop.publish("1", "{}");
     shop.publish("2", "{}");
     let relay = Running::start(shop.command(&["run", "--to", &to, "--lease", "1"]));
-    relay.wait_for_log("the sink is away");
+    relay.wait_for_log("the sink is unavailable");
     for file in ["shop.db", "shop.db-wal", "shop.db-shm"] {
         std::fs::remove_file(shop.path(file)).unwrap();
     }
