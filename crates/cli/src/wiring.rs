@@ -72,6 +72,11 @@ impl Target {
         Ok(Self { url, database, connector: None })
     }
 
+    /// Whether it is a file of SQLite's.
+    pub(crate) fn is_sqlite(&self) -> bool {
+        matches!(self.url, DatabaseUrl::Sqlite(_))
+    }
+
     /// Whether `migrate` is to make the outbox notify.
     pub(crate) fn set_notify(&mut self, notify: bool) -> Outcome {
         self.database.notify = Some(notify);
@@ -347,7 +352,8 @@ impl Store {
     }
 }
 
-fn no_wal() -> Error {
+/// Why there is no `cdc` on SQLite.
+pub(crate) fn no_wal() -> Error {
     Error::permanent("no_wal", "SQLite has no WAL that could be followed: `cdc` is for PostgreSQL")
 }
 

@@ -53,6 +53,16 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
         let keys = counted(status.blocked_keys, "key");
         line(format!("{keys} waiting behind a failed or dead event; see `airtight events blocked`"))?;
     }
+    let unexplained: u64 = status.streams.iter().map(|stream| stream.unexplained).sum();
+    if unexplained > 0 {
+        line(format!(
+            "{} a status that no role explains, and left alone; `airtight check` says which",
+            match unexplained {
+                1 => "1 row has".to_owned(),
+                rows => format!("{} rows have", output::count(rows)),
+            }
+        ))?;
+    }
     let of_streams: u64 = status.streams.iter().map(|stream| stream.dead + stream.unknown).sum();
     let of_consumers: u64 = status.consumers.iter().map(|one| one.dead + one.unknown).sum();
     // Rows of a table with a status say so themselves.

@@ -106,7 +106,7 @@ impl Config {
             database.spec = Some(mapped.spec);
         }
         let pipelines = match root.get("pipelines") {
-            Some(value) => pipeline::read_all(&value, database.default_read())?,
+            Some(value) => pipeline::read_all(&value, database.default_read(), database.spec.as_ref())?,
             None => Vec::new(),
         };
         if let Some(value) = root.get("retention") {

@@ -35,6 +35,7 @@ struct PipelineReport {
 #[derive(Clone, Copy, Default, Serialize)]
 pub(super) struct Counts {
     pub(super) delivered: u64,
+    duplicates: u64,
     retried: u64,
     pub(super) dead: u64,
     unknown: u64,
@@ -46,6 +47,7 @@ pub(super) struct Counts {
 impl Counts {
     fn add(&mut self, summary: &Summary) {
         self.delivered += summary.delivered;
+        self.duplicates += summary.duplicates;
         self.retried += summary.retried;
         self.dead += summary.dead;
         self.unknown += summary.unknown;
@@ -90,6 +92,7 @@ impl Report {
             self.events_per_second
         );
         let rest = [
+            (self.total.duplicates, "that were there already"),
             (self.total.retried, "retried"),
             (self.total.dead, "dead"),
             (self.total.unknown, "of unknown outcome"),

@@ -112,6 +112,9 @@ impl Engine {
                     }
                 }
             }
+            if matches!(outcome, Outcome::Duplicate) {
+                add(&self.stats.duplicates, 1);
+            }
             let verdict = judge::verdict(&delivery, outcome, &self.policy);
             self.log_verdict(&delivery.event, delivery.attempt, &verdict);
             let holds = judge::holds_lane(&verdict, &self.policy);
