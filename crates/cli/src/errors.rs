@@ -1,6 +1,10 @@
 //! How a command ends when it does not succeed: one line for a person, one exit code for a script.
 
-use std::{fmt, io, process::ExitCode};
+use std::{
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
 
 /// Why a command did not succeed.
 #[derive(Debug)]
@@ -44,9 +48,15 @@ impl Failure {
             Self::Reported => return ExitCode::from(1),
             Self::ReaderGone => return ExitCode::SUCCESS,
         };
-        eprintln!("error: {}", one_line(&message));
+        complain(format_args!("error: {}", one_line(&message)));
         ExitCode::from(code)
     }
+}
+
+/// A line on standard error, as far as it can be had: `eprintln!` would panic where it is closed or full, and the panic's
+/// exit code would hide the command's own.
+pub(crate) fn complain(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// A database's message may span lines; the first line feed would cut the sentence in a log.

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::{filter, open};
 use crate::{
     args::{BlockedArgs, IdsArgs, ListArgs, PageArgs, ShowArgs},
-    errors::{Failure, Outcome},
+    errors::{Failure, Outcome, complain},
     output::{self, Table, line, printable, short, time},
     wiring::Store,
 };
@@ -207,8 +207,10 @@ impl<'a> Acting<'a> {
         match (acted, self.act) {
             (Acted::Yes, Act::Retry) => line(format!("{id}: due now"))?,
             (Acted::Yes, Act::Discard) => line(format!("{id}: discarded"))?,
-            (Acted::NotFound, _) => eprintln!("error: {id}: there is no such event"),
-            (Acted::Refused(state), _) => eprintln!("error: {id}: refused, it is {}", state.as_str()),
+            (Acted::NotFound, _) => complain(format_args!("error: {id}: there is no such event")),
+            (Acted::Refused(state), _) => {
+                complain(format_args!("error: {id}: refused, it is {}", state.as_str()));
+            }
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use super::counter;
 use crate::{
     args::PruneArgs,
     config::{Config, Retention, Said, units},
-    errors::{Failure, Outcome},
+    errors::{Failure, Outcome, complain},
     output::{self, counted, line, printable},
     wiring::{Store, Target},
 };
@@ -136,10 +136,10 @@ async fn of_log(args: &PruneArgs, target: &Target, store: &Store, configured: &R
             .map(|one| one.name)
             .collect();
         if !behind.is_empty() {
-            eprintln!(
+            complain(format_args!(
                 "note: behind retention now: {}; rebuild what they feed, then `airtight consumers seek NAME --earliest`",
                 printable(&behind.join(", "))
-            );
+            ));
         }
     }
     if args.output.json {

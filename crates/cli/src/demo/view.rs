@@ -14,7 +14,10 @@ use super::{
     bank::{Goal, Tally},
     sink::FlakySink,
 };
-use crate::output::{count, rate};
+use crate::{
+    errors::complain,
+    output::{count, rate},
+};
 
 /// The view, as a task beside the work.
 pub(super) struct View {
@@ -132,13 +135,13 @@ async fn report(watch: &Watch, stop: &CancellationToken) {
             () = tokio::time::sleep(Duration::from_secs(1)) => {}
         }
         let moment = watch.now();
-        eprintln!(
+        complain(format_args!(
             "committed {} · rolled back {} · delivered {} · repeats {} · {}",
             count(moment.committed),
             count(moment.rolled_back),
             count(moment.delivered),
             count(moment.repeats),
             moment.rest
-        );
+        ));
     }
 }

@@ -369,3 +369,37 @@ fn a_closed_pipe_ends_its_pipeline_only() {
     assert!(Command::new("kill").args(["-TERM", &relay.0.id().to_string()]).status().unwrap().success());
     assert!(relay.0.wait().unwrap().success(), "nothing has failed");
 }
+
+/// `/dev/full` refuses every write; the exit code is the command's all the same.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_standard_error_that_cannot_be_written_changes_no_exit_code() {
+    let shop = Shop::new();
+    let code = |args: &[&str]| {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let status = shop.command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(full).status();
+        status.unwrap().code()
+    };
+    shop.publish("1", "{}");
+    assert_eq!(code(&["run", "--to", "stdout:", "--drain"]), Some(0));
+    assert_eq!(code(&["status", "--url", "sqlite:typo.db"]), Some(1));
+    assert_eq!(code(&["status", "--url", "nothing"]), Some(2));
+    assert_eq!(code(&["events", "discard", "99"]), Some(1));
+}
+
+#[cfg(unix)]
+#[test]
+fn events_that_go_nowhere_are_not_lost_without_a_word() {
+    let shop = Shop::new();
+    for output in [">&-", "> /dev/null"] {
+        shop.publish("1", "{}");
+        let mut command = Command::new("sh");
+        let run = format!("{} run --to stdout: --drain {output}", env!("CARGO_BIN_EXE_airtight"));
+        command.args(["-c", &run]).env("DATABASE_URL", shop.url()).current_dir(shop.path(""));
+        let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+        assert!(said.contains("WARN standard output is closed, or is /dev/null"), "{output}: {said}");
+    }
+    shop.publish("1", "{}");
+    let ran = shop.run(&["run", "--to", "stdout:", "--drain"]);
+    assert!(!ran.stderr.contains("WARN"), "{ran:?}");
+}

@@ -51,6 +51,7 @@ pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
         let round = retention::keep(store.clone(), plan.pipelines.clone(), plan.retention, old.clone());
         tokio::spawn(round);
     }
+    stdout::warn_of_nowhere(plan.writes_to_stdout());
     // Events on a terminal and a bar on the same would garble each other.
     let stdout_drawn = plan.writes_to_stdout() && io::stdout().is_terminal();
     let drawn = log.log_format == LogFormat::Human && io::stderr().is_terminal() && !stdout_drawn;

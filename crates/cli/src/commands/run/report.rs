@@ -78,7 +78,7 @@ impl Report {
     pub(super) fn print(&self, json: bool, stdout_taken: bool) -> Outcome {
         let text = if json { serde_json::to_string(self)? } else { self.sentence() };
         if stdout_taken {
-            eprintln!("{text}");
+            errors::complain(text);
             return Ok(());
         }
         output::line(text)

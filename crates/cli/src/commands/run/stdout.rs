@@ -1,4 +1,23 @@
-//! Noticing that nobody reads standard output any more, while nothing is written there.
+//! Who reads standard output: nobody from the start, or nobody any more while nothing is written there.
+
+/// Says so where what is written goes nowhere. A program that is started with standard output closed (`>&-`) has
+/// `/dev/null` there, so closed or not cannot be told apart; either way events would be gone without a word.
+#[cfg(unix)]
+pub(super) fn warn_of_nowhere(written: bool) {
+    use std::os::unix::fs::MetadataExt;
+
+    let device = |path: &str| std::fs::metadata(path).map(|file| (file.rdev(), file.dev(), file.ino())).ok();
+    if written && device("/dev/null").is_some_and(|null| device("/dev/fd/1") == Some(null)) {
+        tracing::warn!(
+            "standard output is closed, or is /dev/null: what is written there counts as delivered, and is gone. Where \
+             that is meant, `null:` says so"
+        );
+    }
+}
+
+/// Elsewhere nobody is warned.
+#[cfg(not(unix))]
+pub(super) fn warn_of_nowhere(_written: bool) {}
 
 /// Comes back when the reader of a pipe has closed it; never, where standard output is no pipe or is not `written`.
 ///

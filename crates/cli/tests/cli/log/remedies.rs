@@ -19,7 +19,11 @@ impl Log {
     async fn follow(&self, remedy: &str) {
         match remedy.strip_prefix("airtight ") {
             Some(command) => {
-                let args: Vec<&str> = command.split_whitespace().collect();
+                let mut args: Vec<&str> = command.split_whitespace().collect();
+                // On a terminal it asks, and is told yes.
+                if args.starts_with(&["consumers", "seek"]) {
+                    args.push("--yes");
+                }
                 self.run(&args).ok();
             }
             None => self.execute(remedy).await,
