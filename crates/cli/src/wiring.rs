@@ -314,6 +314,14 @@ impl Store {
         }
     }
 
+    /// The column that says when a row was written.
+    pub(crate) fn created_at(&self) -> Option<&str> {
+        match self {
+            Self::Sqlite(outbox) => outbox.table().created_at.as_deref(),
+            Self::Postgres(outbox) => outbox.spec().created_at.as_deref(),
+        }
+    }
+
     /// Whether its rows have a place that consumers can follow.
     pub(crate) fn is_followable(&self) -> bool {
         match self {

@@ -460,6 +460,30 @@ impl TableSpec {
         columns
     }
 
+    /// The column that says how long ago an event was delivered. When it was written is another matter: by that an
+    /// event that waited long would be removed the moment it is delivered, so it is only used if asked for.
+    pub fn age_column(&self, by_creation: bool) -> Result<&str> {
+        let delivered = self.finished_at.as_deref().or(self.updated_at.as_deref());
+        let created = self.created_at.as_deref();
+        delivered.or(created.filter(|_| by_creation)).ok_or_else(|| {
+            let or = match created {
+                Some(created) => format!(
+                    "; or go by {created}, when an event was written, however late it was delivered: \
+                     `done_by_creation = true` in [retention], or `prune --by-creation`"
+                ),
+                None => String::new(),
+            };
+            Error::permanent(
+                "no_time",
+                format!(
+                    "{} has no column that says when an event was delivered, so nobody can tell which are old. \
+                     Mend it: map `finished_at` or `updated_at`{or}",
+                    self.display_name()
+                ),
+            )
+        })
+    }
+
     /// The status spec, or an error that says what such a table can do instead.
     pub fn require_status(&self) -> Result<&StatusSpec> {
         self.status.as_ref().ok_or_else(|| {

@@ -251,16 +251,6 @@ impl EventColumns {
         self.spec.created_at.as_ref().map_or("NULL::timestamptz".into(), |column| self.show_time(column))
     }
 
-    /// When the row was finished, as well as the table knows.
-    pub(crate) fn finished_at(&self) -> String {
-        let known: Vec<String> = [&self.spec.finished_at, &self.spec.updated_at, &self.spec.created_at]
-            .into_iter()
-            .flatten()
-            .map(|column| self.read_time(column))
-            .collect();
-        if known.is_empty() { "NULL::timestamptz".into() } else { format!("coalesce({})", known.join(", ")) }
-    }
-
     /// How many bytes the payload takes as stored.
     pub(crate) fn stored_size(&self) -> String {
         if self.spec.log.lookup.is_some() {

@@ -2,6 +2,9 @@
 
 use airtight_core::Error;
 
+/// The code of an error for a lock that could not be had in time.
+pub(crate) const LOCKED: &str = "locked";
+
 /// Maps an error of sqlx's. `doing` says what was tried, for the message.
 pub(crate) fn from_sqlx(error: &sqlx::Error, doing: &str) -> Error {
     match error {
@@ -39,7 +42,12 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
         "42P01" | "3F000" | "42883" => {
             Error::permanent("not_migrated", text(": run `airtight migrate`, or correct the table's name"))
         }
-        "42703" => Error::permanent("bad_column", text(": the table does not fit its mapping")),
+        "42703" => Error::permanent(
+            "bad_column",
+            text(
+                ": the table does not fit its mapping, or airtight's own tables are older than this program: run `airtight migrate`",
+            ),
+        ),
         // Statements that another session prepared, or that this one did elsewhere: a transaction pooler.
         "42P05" | "26000" => Error::permanent(
             "pooler",
@@ -50,6 +58,7 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
         code if code.starts_with("22") || code.starts_with("23") || code.starts_with("42") => {
             Error::permanent("refused", text(""))
         }
+        "55P03" => Error::retryable(LOCKED, text("")),
         // Everything else (serialisation, deadlock, shutdown, too many connections) may pass.
         _ => Error::retryable("postgres", text("")),
     }

@@ -9,6 +9,7 @@ pub mod ledger;
 pub mod logs;
 pub mod memory_log;
 pub mod memory_queue;
+pub mod mute;
 pub mod ports;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -578,15 +578,22 @@ pub(crate) struct TailArgs {
 /// A log keeps what a consumer has not seen, however old, unless told otherwise.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  airtight prune --url sqlite:shop.db\n  airtight prune --older-than 36h\n  \
+    after_help = "Examples:\n  airtight prune --url sqlite:shop.db\n  airtight prune --older-than 36h --dry-run\n  \
         airtight prune --url postgres://app@db/shop --keep 30d"
 )]
 pub(crate) struct PruneArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
-    /// Of a queue: how long ago an event must have been delivered [default: 7d]
+    /// Of a queue: how long ago an event must have been delivered [default: the config's, else 7d for airtight's own
+    /// table, and none for a table of your own]
     #[arg(long, value_name = "DURATION", conflicts_with_all = ["keep", "ignore_consumers"])]
     pub(crate) older_than: Option<String>,
+    /// Of a table that does not say when an event was delivered: go by when it was written
+    #[arg(long)]
+    pub(crate) by_creation: bool,
+    /// Say how many would go, and by which column; remove nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Of a log: younger events stay [default: the config's, else 30d]
     #[arg(long, value_name = "DURATION")]
     pub(crate) keep: Option<String>,

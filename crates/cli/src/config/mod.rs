@@ -36,7 +36,7 @@ use crate::errors::{Failure, Outcome};
 
 pub(crate) use self::{
     pipeline::{Common, Pipeline, ReadWord, Reading, check_slot, read_source, set_batch},
-    retention::{Retention, parse as parse_keep},
+    retention::{Retention, Said, parse as parse_keep},
     validate::check_overlap,
 };
 
@@ -106,6 +106,9 @@ impl Config {
         };
         if let Some(value) = root.get("retention") {
             retention.read(&value)?;
+            if let Some(spec) = &database.spec {
+                retention.check(spec).map_err(|message| value.error(message))?;
+            }
         }
         Ok(Self { url, database, pipelines, retention })
     }

@@ -258,7 +258,7 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             "[retention]\ncolour = 1\n".to_owned(),
-            "airtight.toml:2: unknown key `colour` in [retention]; known keys are `done`, `log`, `inbox` and `log_waits_for_consumers`",
+            "airtight.toml:2: unknown key `colour` in [retention]; known keys are `done`, `done_by_creation`, `log`, `inbox` and `log_waits_for_consumers`",
         ),
         (
             format!("{p}batch = \"many\"\n"),

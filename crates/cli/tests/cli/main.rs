@@ -6,6 +6,7 @@
 //! | `config` | complaints about config files and addresses, `${ENV}` |
 //! | `brokers` | each broker from the command line alone, and `check --to` |
 //! | `foreign` | a table of the application's own, mapped by `[table]` |
+//! | `tables` | the same in both stores, with what goes wrong there |
 //! | `publish` | one event, NDJSON, bad lines |
 //! | `relay` | `run`: drain, follow, signals, sinks |
 //! | `operate` | status, lists, dead letters, tail, prune |
@@ -25,4 +26,5 @@ mod postgres;
 mod publish;
 mod relay;
 mod support;
+mod tables;
 mod usage;

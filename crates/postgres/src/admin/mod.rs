@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use airtight_core::{
     NewEvent, Published, Result,
-    admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Row as ListRow, Status, StreamStatus},
+    admin::{
+        Acted, Admin, BlockedKey, Detail, Filter, Finding, Prune, Removed, Row as ListRow, Status,
+        StreamStatus,
+    },
     event::MAX_PAYLOAD_BYTES,
     state::State,
     table::{Count, literal, quote},
@@ -23,6 +26,7 @@ use crate::{
     decode,
     error::doing,
     log::admin as log,
+    outbox::Conn,
 };
 
 /// How many rows one statement of retention, bulk retry or bulk discard touches.
@@ -183,24 +187,31 @@ impl Admin for PgOutbox {
         self.act_on_dead(filter, discard_statement).await
     }
 
-    async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+    async fn prune(&self, what: Prune, progress: &(dyn Fn(u64) + Sync)) -> Result<Removed> {
         // A log knows no done events; its retention is `LogAdmin::prune_log`.
         if self.is_log() {
-            return Ok(0);
+            return Ok(Removed::default());
         }
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
+        let column = c.spec.age_column(what.by_creation)?;
+        let removed = |events| Removed { events, column: column.to_owned() };
+        if what.dry_run {
+            let events = count_old(self, &mut conn, &c, column, what.keep).await?;
+            conn.commit().await?;
+            return Ok(removed(events));
+        }
         conn.commit().await?;
         let mut total = 0;
         let mut after: Option<i64> = None;
         loop {
-            let (deleted, window) = self.prune_some(&c, keep, after).await?;
+            let (deleted, window) = self.prune_some(&c, column, what.keep, after).await?;
             total += deleted;
             progress(total);
             match window {
                 Window::More(seq) => after = Some(seq),
                 Window::Again if deleted > 0 => {}
-                Window::Again | Window::End => return Ok(total),
+                Window::Again | Window::End => return Ok(removed(total)),
             }
         }
     }
@@ -303,9 +314,15 @@ impl PgOutbox {
     /// With an ascending column the table is walked along it, window by window, to the first window that was
     /// written after the deadline: no index on the time of finishing is needed, which every delivery would
     /// have to maintain.
-    async fn prune_some(&self, c: &Columns, keep: Duration, after: Option<i64>) -> Result<(u64, Window)> {
+    async fn prune_some(
+        &self,
+        c: &Columns,
+        column: &str,
+        keep: Duration,
+        after: Option<i64>,
+    ) -> Result<(u64, Window)> {
         let failed = doing("pruning");
-        let old = format!("{} < now() - make_interval(secs => $1)", c.finished_at());
+        let old = is_old(c, column);
         let done = c.is(&c.status.done);
         let mut conn = self.acquire().await?;
         let walk = c.spec.seq.as_ref().filter(|seq| c.is_integer(seq) && c.spec.created_at.is_some());
@@ -328,7 +345,7 @@ impl PgOutbox {
                WHERE {seq} > $2 AND {seq} <= (SELECT max(seq) FROM slice) AND {done} AND {old} \
                FOR UPDATE SKIP LOCKED) AS t2)) RETURNING 1) \
              SELECT (SELECT count(*) FROM gone) AS deleted, max(seq) AS last, \
-               coalesce(bool_or(created < now() - make_interval(secs => $1)), false) AS any_old FROM slice",
+               coalesce(bool_or(coalesce(created < now() - make_interval(secs => $1), true)), false) AS any_old FROM slice",
             table = c.table,
             created = c.created_at(),
         );
@@ -346,6 +363,40 @@ impl PgOutbox {
         let window = last.filter(|_| any_old).map_or(Window::End, Window::More);
         Ok((deleted.unsigned_abs(), window))
     }
+}
+
+/// Whether the column says that `t` is older than the first parameter. A row that does not say is not; in airtight's
+/// own table it was finished by hand, and goes by when it was written.
+fn is_old(c: &Columns, column: &str) -> String {
+    let time = match &c.spec.created_at {
+        Some(created) if c.is_fast() => {
+            format!("coalesce({}, {})", c.read_time(column), c.read_time(created))
+        }
+        _ => c.read_time(column),
+    };
+    format!("{time} < now() - make_interval(secs => $1)")
+}
+
+async fn count_old(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &Columns,
+    column: &str,
+    keep: Duration,
+) -> Result<u64> {
+    let sql = format!(
+        "SELECT count(*) FROM {} t WHERE {} AND {}",
+        c.table,
+        c.is(&c.status.done),
+        is_old(c, column)
+    );
+    let events: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(keep.as_secs_f64())
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("counting old events"))?;
+    Ok(events.unsigned_abs())
 }
 
 /// Makes the target due now, as if it had never been tried.

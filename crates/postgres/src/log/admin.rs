@@ -18,9 +18,9 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row};
 
 use super::{
-    LogTable, check, consumers,
+    LogTable, consumers,
     parked::{self, Act},
-    partitions, retention, seek,
+    partitions, retention, seek, witness,
 };
 use crate::{
     PgOutbox,
@@ -217,6 +217,10 @@ impl LogAdmin for PgOutbox {
 
     async fn prune_log(&self, retention: Retention, progress: &(dyn Fn(u64) + Sync)) -> Result<Pruned> {
         retention::prune(self, retention, progress).await
+    }
+
+    async fn prunable(&self, retention: Retention) -> Result<Pruned> {
+        retention::prunable(self, retention).await
     }
 
     async fn prune_inbox(&self, keep: Duration) -> Result<u64> {
@@ -437,10 +441,9 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
         }
     };
     let mut findings = Vec::new();
-    let last = consumers::last_value(outbox, &mut conn, &table).await?;
     for consumer in consumers_of(outbox, &mut conn, &table).await? {
         let name = &consumer.name;
-        if let Err(error) = check::check_restored(&table.columns, &table.sequence, last, consumer.offset) {
+        if let Err(error) = witness::check(outbox, &mut conn, &table, name).await {
             findings.push(Finding { fatal: true, message: error.to_string() });
         } else if consumer.behind_retention {
             let message = format!(

@@ -117,6 +117,10 @@ impl LogAdmin for SqliteOutbox {
         retain::prune_log(self, retention, progress).await
     }
 
+    async fn prunable(&self, retention: Retention) -> Result<Pruned> {
+        retain::prunable(self, retention).await
+    }
+
     async fn prune_inbox(&self, keep: Duration) -> Result<u64> {
         retain::prune_inbox(self, keep).await
     }

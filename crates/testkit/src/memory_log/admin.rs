@@ -273,27 +273,38 @@ impl LogAdmin for MemoryLogStore {
 
     async fn prune_log(&self, retention: Retention, progress: &(dyn Fn(u64) + Sync)) -> Result<Pruned> {
         let mut tables = self.tables();
-        let limit = OffsetDateTime::now_utc() - retention.keep;
-        let young = tables.rows.values().find(|row| row.created_at > limit);
-        let mut through = young.map_or(end(&tables), |row| row.event.seq - 1).min(tables.frontier());
-        let mut held_by = None;
-        let slowest = tables.consumers.iter().min_by_key(|(_, consumer)| smallest(consumer));
-        if let Some((name, consumer)) = slowest
-            && retention.wait_for_consumers
-            && smallest(consumer) < through
-        {
-            through = smallest(consumer);
-            held_by = Some(name.clone());
-        }
-        let events = tables.rows.range(..=through).count() as u64;
-        if events > 0 {
+        let (through, mut pruned) = prunable(&tables, retention);
+        if pruned.events > 0 {
             tables.prune_through(through);
         }
-        progress(events);
-        Ok(Pruned { events, partitions: 0, floor: tables.floor, held_by })
+        progress(pruned.events);
+        pruned.floor = tables.floor;
+        Ok(pruned)
+    }
+
+    async fn prunable(&self, retention: Retention) -> Result<Pruned> {
+        Ok(prunable(&self.tables(), retention).1)
     }
 
     async fn prune_inbox(&self, _keep: Duration) -> Result<u64> {
         Ok(0)
     }
+}
+
+/// Up to where events may go, and what that would remove.
+fn prunable(tables: &Tables, retention: Retention) -> (i64, Pruned) {
+    let limit = OffsetDateTime::now_utc() - retention.keep;
+    let young = tables.rows.values().find(|row| row.created_at > limit);
+    let mut through = young.map_or(end(tables), |row| row.event.seq - 1).min(tables.frontier());
+    let mut held_by = None;
+    let slowest = tables.consumers.iter().min_by_key(|(_, consumer)| smallest(consumer));
+    if let Some((name, consumer)) = slowest
+        && retention.wait_for_consumers
+        && smallest(consumer) < through
+    {
+        through = smallest(consumer);
+        held_by = Some(name.clone());
+    }
+    let events = tables.rows.range(..=through).count() as u64;
+    (through, Pruned { events, partitions: 0, floor: tables.floor, held_by })
 }

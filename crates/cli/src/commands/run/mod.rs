@@ -49,6 +49,7 @@ pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
     // Ends with the signal, and when a pipeline cannot go on.
     let stop = shutdown.child_token();
     if !args.drain {
+        retention::announce(&store, &plan.target, &plan.pipelines, &plan.retention);
         let round = retention::keep(store.clone(), plan.pipelines.clone(), plan.retention, stop.clone());
         tokio::spawn(round);
     }

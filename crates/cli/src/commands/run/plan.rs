@@ -11,7 +11,7 @@ use airtight::{
 use crate::{
     args::{OnDead, OnFailureArg, OrderArg, RunArgs, SnapshotArg, StartArg},
     config::{
-        Common, Config, Database, Pipeline, ReadWord, Reading, Retention, check_slot, parse_keep,
+        Common, Config, Database, Pipeline, ReadWord, Reading, Retention, Said, check_slot, parse_keep,
         read_source, set_batch,
         urls::{Secret, SinkTarget},
     },
@@ -87,12 +87,13 @@ impl Plan {
 fn retention(args: &RunArgs) -> Outcome<Retention> {
     let mut retention = Retention::default();
     let given = [
-        ("--keep-done", &args.keep_done, &mut retention.done),
-        ("--keep-log", &args.follow.keep_log, &mut retention.log),
+        ("--keep-done", &args.keep_done, &mut retention.done, &mut retention.done_said),
+        ("--keep-log", &args.follow.keep_log, &mut retention.log, &mut retention.log_said),
     ];
-    for (flag, text, kept) in given {
+    for (flag, text, kept, said) in given {
         if let Some(text) = text {
             *kept = parse_keep(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))?;
+            *said = Said::Explicitly(flag);
         }
     }
     Ok(retention)
