@@ -17,6 +17,7 @@ const MIGRATIONS: [(i32, Scope, &str, &str); 7] = [
     (5, Scope::Schema, "slots, and events without a table", include_str!("../migrations/0004_cdc.sql")),
     (6, Scope::Schema, "by what consumers know their log", include_str!("../migrations/0005_witness.sql")),
     (10, Scope::Schema, "replays", include_str!("../migrations/0009_replays.sql")),
+    (11, Scope::Schema, "what publications had", include_str!("../migrations/0010_published.sql")),
 ];
 
 /// Stored generated columns came with 12, `gen_random_uuid` with 13.

@@ -13,6 +13,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use crate::{
     error::db,
+    fits,
     outbox::SqliteOutbox,
     sql::{HELD, Sql},
 };
@@ -413,7 +414,9 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         .collect();
     if !missing.is_empty() {
         problems.push(format!("{name} has no column {}: correct the table's spec", missing.join(", ")));
+        return Ok(problems);
     }
+    problems.extend(fits::problems(conn, sql).await?);
     Ok(problems)
 }
 

@@ -453,5 +453,5 @@ pub(super) async fn backlog(
         .map_err(&failed)?;
     conn.commit().await?;
     let count = |name: &str| row.try_get::<i64, _>(name).map(i64::unsigned_abs).map_err(&failed);
-    Ok(Backlog { unfinished: count("unfinished")?, blocked: count("blocked")? })
+    Ok(Backlog { unfinished: count("unfinished")?, blocked: count("blocked")?, ..Backlog::default() })
 }
