@@ -9,7 +9,7 @@ use sqlx::AssertSqlSafe;
 use crate::{PgOptions, PgOutbox, error::doing};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
-const MIGRATIONS: [(i32, Scope, &str, &str); 7] = [
+const MIGRATIONS: [(i32, Scope, &str, &str); 8] = [
     (1, Scope::Schema, "what all outboxes share", include_str!("../migrations/0000_shared.sql")),
     (2, Scope::Outbox(Shape::Queue), "the outbox", include_str!("../migrations/0001_outbox.sql")),
     (3, Scope::Schema, "consumers", include_str!("../migrations/0002_consumers.sql")),
