@@ -69,7 +69,7 @@ async fn memory_is_flat_while_the_server_is_away() {
     server.start_again().await;
     let back = Instant::now();
     eventually(Duration::from_secs(30), "everything is delivered", async || {
-        sink.deliver(&batch).await.iter().all(|outcome| matches!(outcome, Outcome::Delivered))
+        sink.deliver(&batch).await.iter().all(Outcome::is_delivered)
     })
     .await;
     println!("delivered {:?} after the server was up", back.elapsed());

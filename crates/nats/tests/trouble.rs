@@ -148,8 +148,7 @@ async fn nothing_is_missing_and_keys_are_in_order_after_kills_and_freezes() {
             for key in &mut waiting {
                 let asked = key.len().min(4);
                 let answers: Vec<Outcome> = outcomes.by_ref().take(asked).collect();
-                let prefix =
-                    answers.iter().take_while(|outcome| matches!(outcome, Outcome::Delivered)).count();
+                let prefix = answers.iter().take_while(|outcome| outcome.is_delivered()).count();
                 for outcome in &answers[prefix..] {
                     match outcome {
                         Outcome::Failed(error) => {

@@ -42,7 +42,12 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
         "42P01" | "3F000" | "42883" => {
             Error::permanent("not_migrated", text(": run `airtight migrate`, or correct the table's name"))
         }
-        "42703" => Error::permanent("bad_column", text(": the table does not fit its mapping")),
+        "42703" => Error::permanent(
+            "bad_column",
+            text(
+                ": the table does not fit its mapping, or airtight's own tables are older than this program: run `airtight migrate`",
+            ),
+        ),
         // Statements that another session prepared, or that this one did elsewhere: a transaction pooler.
         "42P05" | "26000" => Error::permanent(
             "pooler",

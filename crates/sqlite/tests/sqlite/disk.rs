@@ -264,3 +264,14 @@ async fn write_ahead_logs_of_others_that_come_and_go_are_nothing_to_worry_about(
     sqlx::query("VACUUM").execute(fixture.outbox.pool()).await.unwrap();
     fixture.publish(&["mine"]).await;
 }
+
+#[tokio::test]
+async fn a_file_that_cannot_be_written_says_what_to_do() {
+    let fixture = Fixture::new().await;
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(fixture.path()).read_only(true);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let outbox = SqliteOutbox::with_pool(pool, fixture.outbox.table().clone());
+    let error = Admin::publish(&outbox, &[event("one")]).await.unwrap_err();
+    assert_eq!((error.code(), error.class()), ("read_only", Class::Permanent), "{error}");
+    assert!(error.message().contains("Mend it: let this user write to the file"), "{error}");
+}
