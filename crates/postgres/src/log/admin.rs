@@ -220,7 +220,17 @@ impl LogAdmin for PgOutbox {
     }
 
     async fn prune_inbox(&self, keep: Duration) -> Result<u64> {
-        self.inbox().prune(&self.pool, keep).await
+        let inbox = self.inbox();
+        let mut total = 0;
+        loop {
+            let mut conn = self.acquire().await?;
+            let gone = inbox.prune_some(conn.get(), keep).await?;
+            conn.commit().await?;
+            total += gone;
+            if gone == 0 {
+                return Ok(total);
+            }
+        }
     }
 }
 

@@ -52,7 +52,7 @@ use self::{
     holes::Holes,
     read::{Ask, Page},
 };
-use crate::{PgOutbox, columns::EventColumns, listen::Listener, members, outbox::Conn};
+use crate::{PgOutbox, columns::EventColumns, listen::Listener, members, outbox::Conn, session::Session};
 
 /// Into how many slots keys are hashed; partitions are made of slots.
 const SLOTS: u16 = 64;
@@ -162,6 +162,7 @@ impl PgLog {
         changes: &Changes,
     ) -> Result<bool> {
         let server = self.server();
+        let conn = &mut Session::borrowed(conn, self.outbox.watchdog.clone());
         Ok(settle::apply(&self.outbox, conn, self.table()?, member, server, changes).await?.is_empty())
     }
 
