@@ -13,6 +13,7 @@
 //! | `log` | a log and its consumers: follow, replay, dead letters, retention |
 //! | `cdc` | the WAL as the source: readers, dead letters, a lost slot, what `check` says |
 //! | `postgres` | what only a server can show: credentials, a server that is away |
+//! | `waiting` | what a relay waits for on a server, in plain words |
 
 mod brokers;
 mod cdc;
@@ -26,3 +27,5 @@ mod publish;
 mod relay;
 mod support;
 mod usage;
+#[cfg(unix)]
+mod waiting;
