@@ -58,6 +58,13 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
         code if code.starts_with("22") || code.starts_with("23") || code.starts_with("42") => {
             Error::permanent("refused", text(""))
         }
+        "53300" => Error::retryable(
+            "too_many_connections",
+            text(
+                ": PostgreSQL lets nobody else in, or not this user or database. Raise max_connections, or their \
+                 CONNECTION LIMIT; or end what is connected and not needed",
+            ),
+        ),
         "55P03" => Error::retryable(LOCKED, text("")),
         // Everything else (serialisation, deadlock, shutdown, too many connections) may pass.
         _ => Error::retryable("postgres", text("")),

@@ -147,10 +147,14 @@ impl PgHandlers {
 
     async fn handle_batch(&self, batch: &[Delivery]) -> Result<Vec<Outcome>> {
         // Without a database nothing can be handled, and no event is to blame.
-        let mut tx = self.outbox.transaction().await.map_err(|error| {
-            let error = doing("beginning the handlers' transaction")(error);
-            Error::unavailable(error.code().to_owned(), error.message())
-        })?;
+        let mut session = self.outbox.session().await.map_err(unavailable)?;
+        let watchdog = &self.outbox.watchdog;
+        let begun = async {
+            let raw = session.raw()?;
+            watchdog.wait(raw.begin()).await?
+        };
+        let begun = begun.await.map_err(doing("beginning the handlers' transaction"));
+        let mut tx = begun.map_err(unavailable)?;
         let mut outcomes = Vec::with_capacity(batch.len());
         let mut failed_keys: HashSet<&str> = HashSet::new();
         for delivery in batch {
@@ -165,8 +169,13 @@ impl PgHandlers {
             }
             outcomes.push(outcome);
         }
+        let commit = async |tx: Transaction<'_, Postgres>| {
+            let committed = watchdog.wait(tx.commit()).await.flatten();
+            committed.map_err(doing("committing the handlers' transaction"))
+        };
         let Some(log) = &self.log else {
-            tx.commit().await.map_err(doing("committing the handlers' transaction"))?;
+            commit(tx).await?;
+            session.done();
             return Ok(outcomes);
         };
         let delivered: Vec<Position> = batch
@@ -188,8 +197,9 @@ impl PgHandlers {
                 "another relay owns these events now, or the consumer was moved: nothing was committed",
             ));
         }
-        tx.commit().await.map_err(doing("committing the handlers' transaction"))?;
+        commit(tx).await?;
         committing.done();
+        session.done();
         for outcome in &mut outcomes {
             if matches!(outcome, Outcome::Delivered) {
                 *outcome = Outcome::Committed;
@@ -200,11 +210,13 @@ impl PgHandlers {
 
     /// One event in a savepoint. An error of the database's connection ends the batch; one of the handler's is
     /// an outcome.
-    async fn handle(&self, tx: &mut Transaction<'static, Postgres>, delivery: &Delivery) -> Result<Outcome> {
-        let mut savepoint = tx.begin().await.map_err(doing("beginning a savepoint"))?;
+    async fn handle(&self, tx: &mut Transaction<'_, Postgres>, delivery: &Delivery) -> Result<Outcome> {
+        let watchdog = &self.outbox.watchdog;
+        let savepoint = watchdog.wait(tx.begin()).await.flatten();
+        let mut savepoint = savepoint.map_err(doing("beginning a savepoint"))?;
         let event = Arc::new(delivery.event.clone());
         match self.run(&mut savepoint, event, delivery.attempt).await {
-            Ok(()) => match savepoint.commit().await {
+            Ok(()) => match watchdog.wait(savepoint.commit()).await.flatten() {
                 Ok(()) => Ok(Outcome::Delivered),
                 // The handler has passed over an error of the database's. Dropped, the savepoint is rolled back.
                 Err(error @ sqlx::Error::Database(_)) => {
@@ -213,7 +225,8 @@ impl PgHandlers {
                 Err(error) => Err(doing("releasing a savepoint")(error)),
             },
             Err(error) => {
-                savepoint.rollback().await.map_err(doing("rolling back to a savepoint"))?;
+                let back = watchdog.wait(savepoint.rollback()).await.flatten();
+                back.map_err(doing("rolling back to a savepoint"))?;
                 Ok(Outcome::Failed(error))
             }
         }
@@ -297,10 +310,15 @@ impl Sink for PgHandlers {
     }
 }
 
+/// Without a database nothing can be handled, and no event is to blame.
+fn unavailable(error: Error) -> Error {
+    Error::unavailable(error.code().to_owned(), error.message())
+}
+
 /// An inbox or an offset that cannot be written is nothing that an event could be dead for.
 fn not_their_fault(error: Error) -> Error {
     match error.class() {
-        Class::Permanent => Error::unavailable(error.code().to_owned(), error.message()),
+        Class::Permanent => unavailable(error),
         Class::Retryable | Class::Unavailable => error,
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{Event, Result, inbox::DedupeKey};
-use sqlx::{AssertSqlSafe, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool, Postgres};
 
 use crate::{PgOutbox, error::doing};
 
@@ -79,23 +79,33 @@ impl Inbox {
 
     /// Forgets what was seen longer ago than `keep`, in bounded statements. Returns how much.
     pub async fn prune(&self, pool: &PgPool, keep: Duration) -> Result<u64> {
+        let mut total = 0;
+        loop {
+            let gone = self.prune_some(pool, keep).await?;
+            total += gone;
+            if gone == 0 {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// One of these statements.
+    pub(crate) async fn prune_some<'c>(
+        &self,
+        executor: impl Executor<'c, Database = Postgres>,
+        keep: Duration,
+    ) -> Result<u64> {
         let sql = format!(
             "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} \
              WHERE seen_at < now() - make_interval(secs => $1) LIMIT {CHUNK}))",
             table = self.table
         );
-        let mut total = 0;
-        loop {
-            let gone = sqlx::query(AssertSqlSafe(sql.clone()))
-                .persistent(!self.pooled)
-                .bind(keep.as_secs_f64())
-                .execute(pool)
-                .await
-                .map_err(doing("pruning the inbox"))?;
-            total += gone.rows_affected();
-            if gone.rows_affected() == 0 {
-                return Ok(total);
-            }
-        }
+        let gone = sqlx::query(AssertSqlSafe(sql))
+            .persistent(!self.pooled)
+            .bind(keep.as_secs_f64())
+            .execute(executor)
+            .await
+            .map_err(doing("pruning the inbox"))?;
+        Ok(gone.rows_affected())
     }
 }

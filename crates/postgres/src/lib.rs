@@ -14,6 +14,7 @@
 //! | `inbox`, `handlers` | the consumer's side: repeated events, handlers in a transaction |
 //! | `admin` | counts, lists, retries, retention |
 //! | `listen` | being woken up by NOTIFY |
+//! | `session` | a connection whose every statement has a deadline |
 //! | `error` | what a PostgreSQL error means |
 
 mod admin;
@@ -34,6 +35,7 @@ mod publish;
 mod publish_tokio;
 mod queue;
 mod schema;
+mod session;
 
 pub use self::{
     cdc::{CdcOptions, Lsn, PgCdc, Snapshot},

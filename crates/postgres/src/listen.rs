@@ -10,6 +10,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{PgOutbox, error::doing};
 
+/// After so long without a notification the connection is tried.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How long an answer is waited for.
+const ANSWER: Duration = Duration::from_secs(10);
+
 /// A background task with a connection of its own that turns notifications into wake-ups.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -24,9 +30,14 @@ impl Listener {
             Some(url) => url.parse::<PgConnectOptions>().map_err(doing("reading listen_url"))?,
             None => (*outbox.pool.connect_options()).clone(),
         };
-        let probe: PgConnection = options.connect().await.map_err(doing("connecting the listener"))?;
-        // It was only to see that it works.
-        let _ = probe.close().await;
+        let probe = async {
+            let probe: PgConnection = options.connect().await?;
+            // It was only to see that it works.
+            let _ = probe.close().await;
+            Ok(())
+        };
+        let probed = tokio::time::timeout(ANSWER, probe).await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+        probed.map_err(doing("connecting the listener"))?;
 
         let woken = Arc::new(Notify::new());
         let stop = CancellationToken::new();
@@ -50,15 +61,16 @@ impl Listener {
 /// Listens for ever. A connection that breaks is replaced, and whoever waits is woken, since notifications
 /// were missed meanwhile; a half-open one is found out by the ping after each silence.
 async fn listen(options: PgConnectOptions, channel: String, woken: Arc<Notify>) {
-    const SILENCE: Duration = Duration::from_secs(30);
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(Duration::from_secs(10))
-        .connect_lazy_with(options);
+    let late = |_| sqlx::Error::PoolTimedOut;
     loop {
+        // A pool of its own each time: what becomes of a mute connection holds its only place for ever.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(ANSWER)
+            .connect_lazy_with(options.clone());
         let result: sqlx::Result<()> = async {
             let mut listener = PgListener::connect_with(&pool).await?;
-            listener.listen(&channel).await?;
+            tokio::time::timeout(ANSWER, listener.listen(&channel)).await.map_err(late)??;
             woken.notify_one();
             loop {
                 match tokio::time::timeout(SILENCE, listener.try_recv()).await {
@@ -68,9 +80,7 @@ async fn listen(options: PgConnectOptions, channel: String, woken: Arc<Notify>) 
                     }
                     Err(_) => {
                         let ping = sqlx::query("SELECT 1").execute(&mut listener);
-                        tokio::time::timeout(SILENCE, ping)
-                            .await
-                            .map_err(|_| sqlx::Error::PoolTimedOut)??;
+                        tokio::time::timeout(ANSWER, ping).await.map_err(late)??;
                         continue;
                     }
                 }
@@ -79,7 +89,7 @@ async fn listen(options: PgConnectOptions, channel: String, woken: Arc<Notify>) 
         }
         .await;
         if let Err(error) = result {
-            tracing::debug!(%error, "the listener lost its connection; polling goes on");
+            tracing::info!(%error, "the listener lost its connection, and makes another; polling goes on");
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

@@ -1,12 +1,14 @@
 //! Who is there and who owns which partition.
 
+use std::time::Duration;
+
 use airtight_core::{
     Error, Result,
-    group::{CDC_GROUP, LOG_GROUP, Member, Pulse},
+    group::{CDC_GROUP, LOG_GROUP, Member, Peer, Pulse},
     queue::{RowClaim, RowKey},
     table::literal,
 };
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
@@ -114,10 +116,15 @@ pub(crate) async fn heartbeat(
         "WITH me AS (UPDATE {relay} SET expires_at = now() + make_interval(secs => $4) WHERE id = $1 RETURNING id) \
          SELECT EXISTS (SELECT FROM me) AS alive, \
            ARRAY(SELECT id FROM {relay} WHERE outbox = $2 AND grp = $3 AND (expires_at > now() OR id = $1)) AS members, \
+           ARRAY(SELECT id FROM {relay} WHERE {peers} ORDER BY id) AS peers, \
+           ARRAY(SELECT host FROM {relay} WHERE {peers} ORDER BY id) AS hosts, \
+           ARRAY(SELECT expires_at::text FROM {relay} WHERE {peers} ORDER BY id) AS renewals, \
+           ARRAY(SELECT extract(epoch FROM expires_at - now())::float8 FROM {relay} WHERE {peers} ORDER BY id) AS leases, \
            ARRAY(SELECT n FROM {partition} WHERE outbox = $2 AND grp = $3 AND owner IS NOT NULL ORDER BY n) AS owned, \
            ARRAY(SELECT owner FROM {partition} WHERE outbox = $2 AND grp = $3 AND owner IS NOT NULL ORDER BY n) AS owners",
         relay = c.relay,
         partition = c.partition,
+        peers = "outbox = $2 AND grp = $3 AND expires_at > now() AND id <> $1",
     );
     let row = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
@@ -135,12 +142,23 @@ pub(crate) async fn heartbeat(
         members: row.try_get("members").map_err(&failed)?,
         owners: owned.into_iter().filter_map(|n| u16::try_from(n).ok()).zip(owners).collect(),
         lost: Vec::new(),
+        peers: peers(&row).map_err(&failed)?,
     };
     if pulse.alive && !rows.is_empty() {
         pulse.lost = renew(outbox, &mut conn, c, member, rows).await?;
     }
     conn.commit().await?;
     Ok(pulse)
+}
+
+fn peers(row: &PgRow) -> sqlx::Result<Vec<Peer>> {
+    let (ids, hosts): (Vec<Uuid>, Vec<String>) = (row.try_get("peers")?, row.try_get("hosts")?);
+    let (renewals, leases): (Vec<String>, Vec<f64>) = (row.try_get("renewals")?, row.try_get("leases")?);
+    let peers = ids.into_iter().zip(hosts).zip(renewals.into_iter().zip(leases));
+    let left = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    Ok(peers
+        .map(|((id, host), (renewal, seconds))| Peer { id, host, renewal, left: left(seconds) })
+        .collect())
 }
 
 /// Renews the leases of rows; returns those that were no longer ours.

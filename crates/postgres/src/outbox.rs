@@ -1,6 +1,9 @@
 //! [`PgOutbox`]: a database, a table, and what can be done with them.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use airtight_core::{
     Error, Result,
@@ -8,12 +11,23 @@ use airtight_core::{
     table::{Shape, TableSpec, quote},
 };
 use sqlx::{
-    ConnectOptions, Executor, PgConnection, PgPool, Postgres, Transaction,
-    pool::PoolConnection,
+    ConnectOptions, Connection, Executor, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::{error::doing, queue::PgQueue};
+use crate::{
+    error::doing,
+    queue::PgQueue,
+    session::{Session, Watchdog},
+};
+
+/// What a session of ours begins with. The planner, guessing high, would compile short statements for longer than
+/// they run. A relay that is gone without a word is found out by the server, which then lets go of its locks.
+const SETTINGS: &str = "SET jit = off; SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10; \
+     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 30000";
+
+/// A pool that has room takes no longer than this, unless the server refuses it a connection.
+const SLOW_ACQUIRE: Duration = Duration::from_secs(1);
 
 /// How to reach an outbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +52,9 @@ pub struct PgOptions {
     /// Off behind a transaction pooler: every statement then runs unnamed, in a transaction of its own.
     /// `?statement-cache-capacity=0` in the URL does the same.
     pub prepared_statements: bool,
+    /// How long an answer is waited for while PostgreSQL is not at work on it. Then the connection is given up:
+    /// it leads nowhere any more. Statements that take long are not concerned.
+    pub answer_within: Duration,
 }
 
 impl Default for PgOptions {
@@ -52,6 +69,7 @@ impl Default for PgOptions {
             listen_url: None,
             notify: None,
             prepared_statements: true,
+            answer_within: Duration::from_secs(10),
         }
     }
 }
@@ -79,6 +97,7 @@ pub struct PgOutbox {
     pub(crate) options: Arc<PgOptions>,
     pub(crate) spec: Arc<TableSpec>,
     pub(crate) pooled: bool,
+    pub(crate) watchdog: Arc<Watchdog>,
 }
 
 impl PgOutbox {
@@ -90,6 +109,10 @@ impl PgOutbox {
         if pooled {
             connect = connect.statement_cache_capacity(0);
         }
+        // The statement itself tells an operator nothing; what it waits for is told by the watchdog.
+        if let Ok(debug) = "debug".parse() {
+            connect = connect.log_slow_statements(debug, Duration::from_secs(1));
+        }
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections.max(1))
             .acquire_timeout(Duration::from_secs(5))
@@ -98,10 +121,9 @@ impl PgOutbox {
             .test_before_acquire(false)
             .after_connect(move |connection, _| {
                 Box::pin(async move {
-                    // The planner, guessing high, would compile short statements for longer than they run. Behind a
-                    // pooler there is no session to set it in.
+                    // Behind a pooler there is no session to set anything in.
                     if !pooled {
-                        connection.execute("SET jit = off").await?;
+                        connection.execute(sqlx::raw_sql(SETTINGS)).await?;
                     }
                     Ok(())
                 })
@@ -129,7 +151,10 @@ impl PgOutbox {
         }
         let canonical = || TableSpec::of_shape(options.shape, Some(&options.schema), &options.table);
         let spec = Arc::new(options.spec.clone().unwrap_or_else(canonical));
-        Ok(Self { pool, spec, options: Arc::new(options), pooled })
+        // Every statement of ours mentions one of these.
+        let names = vec![spec.qualified(), quote(&options.schema), "airtight".into()];
+        let watchdog = Arc::new(Watchdog::new(pool.clone(), options.answer_within, names));
+        Ok(Self { pool, spec, options: Arc::new(options), pooled, watchdog })
     }
 
     /// The pool, for transactions of one's own.
@@ -168,68 +193,109 @@ impl PgOutbox {
     /// A connection for one operation.
     pub(crate) async fn acquire(&self) -> Result<Conn> {
         if self.pooled {
-            self.begin().await
-        } else {
-            match self.pool.acquire().await {
-                Ok(connection) => Ok(Conn::Plain(connection)),
-                Err(error) => Err(self.why_not(error).await),
-            }
+            return self.begin().await;
         }
+        Ok(Conn { session: Some(self.session().await?), open: false })
     }
 
     /// A connection with a transaction open on it.
     pub(crate) async fn begin(&self) -> Result<Conn> {
-        match self.transaction().await {
-            Ok(transaction) => Ok(Conn::Transaction(transaction)),
-            Err(error) => Err(self.why_not(error).await),
+        let mut session = self.session().await?;
+        session.run("BEGIN").await.map_err(doing("beginning a transaction"))?;
+        Ok(Conn { session: Some(session), open: true })
+    }
+
+    /// A connection with nothing begun on it.
+    pub(crate) async fn session(&self) -> Result<Session<'static>> {
+        let asked = Instant::now();
+        let raw = match self.pool.acquire().await {
+            Ok(raw) => raw,
+            Err(error) => return Err(self.why_not(error).await),
+        };
+        // The pool waits for one of its own without a word while the server refuses it another.
+        if asked.elapsed() > SLOW_ACQUIRE && self.pool.size() < self.options.max_connections {
+            let outbox = self.clone();
+            tokio::spawn(async move { outbox.say_if_refused().await });
+        }
+        Ok(Session::pooled(raw, self.watchdog.clone()))
+    }
+
+    async fn say_if_refused(&self) {
+        if !self.watchdog.may_say_refused() {
+            return;
+        }
+        if let Err(error) = self.try_connecting().await {
+            tracing::warn!(code = error.code(), %error, "going on with fewer connections than wanted, and more slowly");
         }
     }
 
-    /// A transaction, begun in a task of its own, which is never dropped half-way: sqlx would put the connection back into
-    /// the pool with the transaction open, and nothing of what the next one writes there would ever be committed.
-    pub(crate) async fn transaction(&self) -> sqlx::Result<Transaction<'static, Postgres>> {
-        let pool = self.pool.clone();
-        tokio::spawn(async move { pool.begin().await }).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+    /// One plain attempt, which says what the server says. The pool tries on until its time is over, and then says
+    /// only that.
+    async fn try_connecting(&self) -> Result<()> {
+        let options = self.pool.connect_options();
+        let connected = tokio::time::timeout(Duration::from_secs(2), options.connect()).await;
+        let connection = connected.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(doing("connecting"))?;
+        // It was only to see.
+        let _ = connection.close().await;
+        Ok(())
     }
 
-    /// Why there is no connection. The pool tries on until its time is over and then says only that; one plain
-    /// attempt says what the server said.
+    /// Why there is no connection.
     async fn why_not(&self, error: sqlx::Error) -> Error {
         if !matches!(error, sqlx::Error::PoolTimedOut) {
             return doing("connecting")(error);
         }
-        let options = self.pool.connect_options();
-        match tokio::time::timeout(Duration::from_secs(2), options.connect()).await {
-            Ok(Err(cause)) => doing("connecting")(cause),
-            Ok(Ok(_)) => Error::retryable(
+        match self.try_connecting().await {
+            Err(cause) => cause,
+            Ok(()) => Error::retryable(
                 "pool_exhausted",
                 format!("all {} connections of the pool are busy", self.options.max_connections),
             ),
-            Err(_) => doing("connecting")(error),
         }
     }
 }
 
 /// A connection for one operation: plain, or in a transaction, which keeps a transaction pooler from moving
 /// it to another server between two messages.
-pub(crate) enum Conn {
-    Plain(PoolConnection<Postgres>),
-    Transaction(Transaction<'static, Postgres>),
+pub(crate) struct Conn {
+    /// None once it was committed or rolled back.
+    session: Option<Session<'static>>,
+    /// A transaction is open.
+    open: bool,
 }
 
 impl Conn {
-    pub(crate) fn get(&mut self) -> &mut PgConnection {
-        match self {
-            Self::Plain(connection) => connection,
-            Self::Transaction(transaction) => transaction,
-        }
+    pub(crate) fn get(&mut self) -> &mut Session<'static> {
+        self.session.get_or_insert_with(Session::none)
     }
 
     /// Makes it last.
-    pub(crate) async fn commit(self) -> Result<()> {
-        match self {
-            Self::Plain(_) => Ok(()),
-            Self::Transaction(transaction) => transaction.commit().await.map_err(doing("committing")),
+    pub(crate) async fn commit(mut self) -> Result<()> {
+        // Taken out, so that dropping this half-way closes the connection instead of rolling back on it.
+        let Some(mut session) = self.session.take() else { return Ok(()) };
+        if !self.open {
+            return Ok(());
+        }
+        session.run("COMMIT").await.map_err(doing("committing"))
+    }
+
+    /// Closes the connection instead of giving it back: more rows are on their way than anybody wants.
+    pub(crate) fn hang_up(mut self) {
+        if let Some(session) = &mut self.session {
+            session.hang_up();
+        }
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        let Some(mut session) = self.session.take().filter(|_| self.open) else { return };
+        match tokio::runtime::Handle::try_current() {
+            // One that is in the middle of a statement is closed, and the server rolls back by itself.
+            Ok(runtime) if !session.is_busy() => {
+                runtime.spawn(async move { session.run("ROLLBACK").await });
+            }
+            _ => session.hang_up(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use airtight_core::{
     Error, Order, Result,
-    group::{LOG_GROUP, Member, Pulse},
+    group::{LOG_GROUP, Member, Peer, Pulse},
     queue::RowClaim,
     table::literal,
 };
@@ -93,14 +93,12 @@ pub(crate) async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[Ro
         .collect();
 
     let select = format!(
-        "SELECT id FROM airtight_relay WHERE outbox = {} AND grp = ?1 AND expires_at >= {NOW}",
+        "SELECT id, host, expires_at, (julianday(expires_at) - julianday('now')) * 86400.0 FROM airtight_relay \
+         WHERE outbox = {} AND grp = ?1 AND expires_at >= {NOW}",
         sql.name()
     );
-    let ids: Vec<String> = sqlx::query_scalar(AssertSqlSafe(select))
-        .bind(&member.group)
-        .fetch_all(&mut *conn)
-        .await
-        .map_err(db)?;
+    let live: Vec<(String, String, String, f64)> =
+        sqlx::query_as(AssertSqlSafe(select)).bind(&member.group).fetch_all(&mut *conn).await.map_err(db)?;
     let select = format!(
         "SELECT n, owner FROM airtight_partition WHERE outbox = {} AND grp = ?1 AND owner IS NOT NULL",
         sql.name()
@@ -114,8 +112,17 @@ pub(crate) async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[Ro
         }
     }
     tx.commit().await?;
-    let members = ids.iter().filter_map(|id| Uuid::parse_str(id).ok()).collect();
-    Ok(Pulse { alive: true, members, owners, lost })
+    let mut members = Vec::with_capacity(live.len());
+    let mut peers = Vec::new();
+    for (id, host, renewal, seconds) in live {
+        let Ok(id) = Uuid::parse_str(&id) else { continue };
+        members.push(id);
+        if id != member.id {
+            let left = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+            peers.push(Peer { id, host, renewal, left });
+        }
+    }
+    Ok(Pulse { alive: true, members, owners, lost, peers })
 }
 
 pub(crate) async fn take(outbox: &SqliteOutbox, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {

@@ -58,10 +58,12 @@ pub(super) fn print_all(consumers: &[Consumer]) -> Outcome {
 }
 
 fn note(one: &Consumer) -> String {
-    let notes: Vec<&str> = [(one.paused, "paused"), (one.behind_retention, "behind retention")]
-        .into_iter()
-        .filter_map(|(is, word)| is.then_some(word))
-        .collect();
+    let words = [(one.paused, "paused"), (one.behind_retention, "behind retention")];
+    let mut notes: Vec<String> =
+        words.into_iter().filter_map(|(is, word)| is.then(|| word.to_owned())).collect();
+    if let Some(first) = one.waits_for.first() {
+        notes.push(printable(&format!("waits for {first}")).to_string());
+    }
     if notes.is_empty() { "-".into() } else { notes.join(", ") }
 }
 
@@ -92,6 +94,13 @@ pub(crate) async fn show(args: &ConsumerShowArgs) -> Outcome {
              `airtight consumers seek {} --earliest`",
             "note",
             printable(&one.name)
+        ))?;
+    }
+    for open in &one.waits_for {
+        line(format!(
+            "{:<12}{}, which has published and is still open",
+            "waits for",
+            printable(&open.to_string())
         ))?;
     }
     line("")?;

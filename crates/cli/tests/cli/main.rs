@@ -17,6 +17,7 @@
 //! | `cdc` | the WAL as the source: readers, dead letters, a lost slot, what `check` says |
 //! | `readme` | the commands of README, top to bottom |
 //! | `postgres` | what only a server can show: credentials, a server that is away |
+//! | `waiting` | what a relay waits for on a server, in plain words |
 
 mod brokers;
 mod cdc;
@@ -35,3 +36,5 @@ mod relay;
 mod support;
 mod tables;
 mod usage;
+#[cfg(unix)]
+mod waiting;

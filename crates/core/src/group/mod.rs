@@ -8,7 +8,7 @@
 mod balance;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::{Duration, Instant},
 };
 
@@ -104,7 +104,32 @@ pub struct Pulse {
     pub owners: BTreeMap<u16, Uuid>,
     /// Rows that were no longer this relay's to renew.
     pub lost: Vec<RowKey>,
+    /// The leases of the other live relays of the group.
+    pub peers: Vec<Peer>,
 }
+
+/// Another relay's lease, as the database has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Whose.
+    pub id: Uuid,
+    /// Where it runs, for people.
+    pub host: String,
+    /// Changes whenever it is renewed.
+    pub renewal: String,
+    /// How long it is still valid.
+    pub left: Duration,
+}
+
+/// What is known of a peer that does not renew its lease.
+#[derive(Debug)]
+struct Silence {
+    renewal: String,
+    beats: u32,
+}
+
+/// A peer that has not renewed for so many of our heartbeats is said to be gone.
+const SILENT_BEATS: u32 = 2;
 
 /// What one relay knows of its group.
 #[derive(Debug)]
@@ -117,6 +142,8 @@ pub(crate) struct Group {
     pub(crate) owned: BTreeSet<u16>,
     /// Owned, beyond our share, and given up once nothing of theirs is in flight.
     pub(crate) giving: BTreeSet<u16>,
+    /// Since when the others have not renewed.
+    silent: HashMap<Uuid, Silence>,
 }
 
 impl Group {
@@ -127,6 +154,7 @@ impl Group {
             ownership: Ownership::leased(Instant::now(), Duration::ZERO),
             owned: BTreeSet::new(),
             giving: BTreeSet::new(),
+            silent: HashMap::new(),
         }
     }
 
@@ -165,7 +193,40 @@ impl Group {
             .filter(|(_, owner)| **owner == self.member.id)
             .map(|(partition, _)| *partition)
             .collect();
+        for (peer, partitions) in self.gone(pulse) {
+            tracing::warn!(
+                host = peer.host,
+                "another relay has not renewed its lease, and is gone or stands still: {} are taken over when the lease has \
+                 run out, in {:.0?}",
+                if partitions == 0 {
+                    "events that it has under way".into()
+                } else {
+                    format!("its {partitions} partitions")
+                },
+                peer.left
+            );
+        }
         had_lost
+    }
+
+    /// Peers that were found not to renew, each once, and how many partitions wait for the end of their leases.
+    fn gone<'a>(&mut self, pulse: &'a Pulse) -> Vec<(&'a Peer, usize)> {
+        self.silent.retain(|id, _| pulse.peers.iter().any(|peer| peer.id == *id));
+        let mut gone = Vec::new();
+        for peer in &pulse.peers {
+            let new = || Silence { renewal: peer.renewal.clone(), beats: 0 };
+            let silence = self.silent.entry(peer.id).or_insert_with(new);
+            if silence.renewal != peer.renewal {
+                *silence = new();
+                continue;
+            }
+            silence.beats = silence.beats.saturating_add(1);
+            let partitions = pulse.owners.values().filter(|owner| **owner == peer.id).count();
+            if silence.beats == SILENT_BEATS + 1 && (partitions > 0 || self.member.partitions == 0) {
+                gone.push((peer, partitions));
+            }
+        }
+        gone
     }
 
     /// Stops reading from `give`, and returns those of them that are not `busy`.
@@ -227,4 +288,48 @@ pub(crate) fn host_name() -> String {
 /// The error for a relay that was evicted.
 pub fn evicted() -> Error {
     Error::retryable(EVICTED, "this relay's lease ran out and another relay evicted it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_does_not_renew_is_told_of_once_and_one_that_does_is_not() {
+        let id = Uuid::new_v4;
+        let (me, dead, alive) = (id(), id(), id());
+        let member = Member {
+            id: me,
+            host: "here".into(),
+            group: "g".into(),
+            streams: Vec::new(),
+            order: Order::Key,
+            block_on_dead: false,
+            lease: Duration::from_secs(30),
+            partitions: 4,
+        };
+        let mut group = Group::new(member);
+        let mut told = 0;
+        for beat in 0..10_u64 {
+            let peer = |id, renewal: String| Peer {
+                id,
+                host: "there".into(),
+                renewal,
+                left: Duration::from_secs(30 - 2 * beat),
+            };
+            let pulse = Pulse {
+                alive: true,
+                members: vec![me, dead, alive],
+                owners: [(0, dead), (1, dead), (2, alive)].into(),
+                lost: Vec::new(),
+                peers: vec![peer(dead, "once".into()), peer(alive, beat.to_string())],
+            };
+            for (peer, partitions) in group.gone(&pulse) {
+                assert_eq!((peer.id, partitions), (dead, 2));
+                assert_eq!(beat, 3, "after a few heartbeats");
+                told += 1;
+            }
+        }
+        assert_eq!(told, 1);
+    }
 }

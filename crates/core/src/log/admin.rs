@@ -1,6 +1,6 @@
 //! What an operator may ask of a log: its consumers, their lag and parked events, replay and retention.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 use serde::Serialize;
@@ -124,10 +124,53 @@ pub struct Consumer {
     pub dead: u64,
     /// Parked: outcome not known.
     pub unknown: u64,
+    /// It stands before an event that a transaction may still commit: which are open.
+    pub waits_for: Vec<OpenPublisher>,
     /// The relays that work for it.
     pub instances: Vec<Instance>,
     /// The offset of each partition.
     pub offsets: Vec<PartitionOffset>,
+}
+
+/// A transaction that has published to a log and has not ended. All consumers wait for it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct OpenPublisher {
+    /// Its process; none for a prepared transaction.
+    pub pid: Option<i32>,
+    /// The name of a prepared transaction.
+    pub prepared: Option<String>,
+    /// What the application calls itself.
+    pub application: Option<String>,
+    /// What its session does; not told of other users' sessions.
+    pub state: Option<String>,
+    /// How long it is open, in seconds; not told of other users' sessions.
+    pub seconds: Option<f64>,
+}
+
+impl fmt::Display for OpenPublisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.prepared, self.pid) {
+            (Some(name), _) => write!(f, "prepared transaction `{name}`")?,
+            (None, Some(pid)) => {
+                let application = self.application.as_deref().unwrap_or("no application name");
+                write!(f, "pid {pid} ({application}")?;
+                if let Some(state) = &self.state {
+                    write!(f, ", {state}")?;
+                }
+                f.write_str(")")?;
+            }
+            (None, None) => f.write_str("a prepared transaction")?,
+        }
+        match self.seconds {
+            Some(seconds) => write!(f, ", open for {seconds:.0} s"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What they are called in a sentence.
+pub fn open_publishers(open: &[OpenPublisher]) -> String {
+    open.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// A relay that works for a consumer.

@@ -29,8 +29,8 @@ use uuid::Uuid;
 
 pub use self::{
     admin::{
-        Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
-        SeekOptions, SeekTo, check_offset, unknown_consumer,
+        Consumer, Instance, LogAdmin, OpenPublisher, Parked, ParkedFilter, PartitionOffset, Pruned,
+        Retention, Seek, SeekOptions, SeekTo, check_offset, open_publishers, unknown_consumer,
     },
     store::{
         BEHIND_RETENTION, Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest,

@@ -89,7 +89,9 @@ impl Admin for PgOutbox {
 
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Published>> {
         let mut conn = self.begin().await?;
-        let published = self.publish_many(conn.get(), events).await?;
+        let failed = doing("publishing");
+        let raw = conn.get().raw().map_err(&failed)?;
+        let published = self.watchdog.wait(self.publish_many(raw, events)).await.map_err(failed)??;
         conn.commit().await?;
         Ok(published)
     }

@@ -11,7 +11,7 @@ use airtight_core::{
     log::{Changes, Fate, LogRow, Park, Standing, Watch},
     queue::BadRow,
 };
-use sqlx::{AssertSqlSafe, PgConnection, Row, types::Json};
+use sqlx::{AssertSqlSafe, Row, types::Json};
 
 use super::{Lsn, feed::Boundary, values::from_pg_micros};
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
     members,
     outbox::Conn,
     queue::{mark, storable},
+    session::Session,
 };
 
 /// The timeline of the server, from the name of the file that it writes its WAL to.
@@ -427,7 +428,7 @@ pub(super) async fn write(
 /// `synchronous_commit` says.
 async fn advance(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     c: &EventColumns,
     member: &Member,
     write: &Write<'_>,
@@ -502,7 +503,7 @@ pub(super) async fn are_running(outbox: &PgOutbox, transactions: &HashSet<u32>) 
 /// Copies events to the parked ones, from here: the table need not have them.
 async fn park(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     c: &EventColumns,
     member: &Member,
     parking: &[Parking<'_>],
@@ -584,7 +585,7 @@ async fn park(
 /// The rows behind parked events, where they have one.
 async fn identities(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     c: &EventColumns,
     member: &Member,
     seqs: &[i64],

@@ -9,7 +9,7 @@ use airtight_core::{
     group::{CDC_GROUP, LOG_GROUP},
     log::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
-        SeekOptions, SeekTo, unknown_consumer,
+        SeekOptions, SeekTo, open_publishers, unknown_consumer,
     },
     state::State,
     table::{literal, quote},
@@ -20,7 +20,7 @@ use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row};
 use super::{
     LogTable, consumers,
     parked::{self, Act},
-    partitions, retention, seek, witness,
+    partitions, publishers, retention, seek, witness,
 };
 use crate::{
     PgOutbox,
@@ -225,7 +225,17 @@ impl LogAdmin for PgOutbox {
     }
 
     async fn prune_inbox(&self, keep: Duration) -> Result<u64> {
-        self.inbox().prune(&self.pool, keep).await
+        let inbox = self.inbox();
+        let mut total = 0;
+        loop {
+            let mut conn = self.acquire().await?;
+            let gone = inbox.prune_some(conn.get(), keep).await?;
+            conn.commit().await?;
+            total += gone;
+            if gone == 0 {
+                return Ok(total);
+            }
+        }
     }
 }
 
@@ -283,6 +293,8 @@ async fn consumers_of(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> R
     for one in known(outbox, conn, table, false).await? {
         let offset = offset_of(outbox, conn, table, &one.name).await?;
         let (lag_events, lag_seconds) = lag_of(outbox, conn, table, &one, offset, end).await?;
+        let waits = lag_events > 0 && is_before_a_hole(outbox, conn, table, offset).await?;
+        let waits_for = if waits { publishers::open(outbox, conn, table).await? } else { Vec::new() };
         let consumer = Consumer {
             partitions: one.partitions,
             paused: one.paused,
@@ -291,6 +303,7 @@ async fn consumers_of(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> R
             lag_events,
             lag_seconds,
             behind_retention: offset < floor,
+            waits_for,
             name: one.name.clone(),
             ..Consumer::default()
         };
@@ -367,6 +380,18 @@ async fn consumers_of(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> R
         }
     }
     Ok(consumers.into_values().collect())
+}
+
+/// Whether the next number is missing, though there are later ones.
+async fn is_before_a_hole(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable, offset: i64) -> Result<bool> {
+    let sql =
+        format!("SELECT NOT EXISTS (SELECT FROM {} t WHERE {} = $1 + 1)", table.columns.table, table.seq());
+    sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(offset)
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("looking for a hole"))
 }
 
 /// How many events a consumer has before it, and how old the first of them is.
@@ -464,6 +489,14 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
                 "consumer `{name}` is behind retention: see \"Rebuilding a consumer\" in docs/operations.md"
             );
             findings.push(Finding { fatal: true, message });
+        } else if !consumer.waits_for.is_empty() {
+            let message = format!(
+                "consumer `{name}` stands behind seq {}, for a transaction that has published and is still open: {}. See \
+                 \"A log that stands still\" in docs/operations.md",
+                consumer.offset,
+                open_publishers(&consumer.waits_for)
+            );
+            findings.push(Finding { fatal: false, message });
         } else if consumer.instances.is_empty() && consumer.lag_events > 0 {
             let message = format!(
                 "consumer `{name}` is {} behind (in events), and no relay works for it right now; retention waits for it. \

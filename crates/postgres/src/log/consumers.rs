@@ -25,6 +25,12 @@ const BACKLOG_CAP: i64 = 100_000;
 /// The life of the server, as text.
 pub(super) const SERVER: &str = "extract(epoch FROM pg_postmaster_start_time())::text";
 
+/// Which server this is, and which life of it.
+pub(super) async fn server(conn: &mut Conn) -> Result<String> {
+    let row = sqlx::raw_sql(AssertSqlSafe(format!("SELECT {SERVER}"))).fetch_one(conn.get()).await;
+    row.and_then(|row| row.try_get(0)).map_err(doing("asking when the server was started"))
+}
+
 /// Up to where retention has removed events, and when the newest of these was published.
 pub(super) async fn floor(
     outbox: &PgOutbox,
@@ -261,11 +267,7 @@ pub(super) async fn positions(
 ) -> Result<(Vec<Standing>, String)> {
     let failed = doing("reading offsets");
     let mut conn = outbox.begin().await?;
-    let server: String = sqlx::query_scalar(AssertSqlSafe(format!("SELECT {SERVER}")))
-        .persistent(!outbox.pooled)
-        .fetch_one(conn.get())
-        .await
-        .map_err(&failed)?;
+    let server = server(&mut conn).await?;
     if before.is_some_and(|before| before != server) {
         let sql = format!(
             "UPDATE {} SET epoch = epoch + 1 WHERE outbox = $1 AND grp = $2 AND owner = $3",

@@ -8,6 +8,7 @@
 //! | `read` | reading on, reading again, parked events that are due |
 //! | `settle` | offsets and parked events, in one transaction |
 //! | `consumers` | consumers and where they stand |
+//! | `publishers` | who holds the log back |
 //! | `partitions` | partitions of the table, made ahead |
 //! | `retention` | removing what is old, and the floor |
 //! | `seek` | replay |
@@ -22,6 +23,7 @@ pub(crate) mod consumers;
 mod holes;
 pub(crate) mod parked;
 pub(crate) mod partitions;
+mod publishers;
 pub(crate) mod read;
 mod retention;
 mod seek;
@@ -39,7 +41,10 @@ use std::{
 use airtight_core::{
     Backlog, Error, Result,
     group::{Member, Members, Pulse},
-    log::{Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    log::{
+        Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch,
+        open_publishers,
+    },
     queue::RowClaim,
 };
 use async_trait::async_trait;
@@ -50,9 +55,10 @@ use self::{
     ahead::{Ahead, PAGE_BYTES},
     check::Sequence,
     holes::Holes,
+    publishers::Waiting,
     read::{Ask, Page},
 };
-use crate::{PgOutbox, columns::EventColumns, listen::Listener, members, outbox::Conn};
+use crate::{PgOutbox, columns::EventColumns, listen::Listener, members, outbox::Conn, session::Session};
 
 /// Into how many slots keys are hashed; partitions are made of slots.
 const SLOTS: u16 = 64;
@@ -77,6 +83,8 @@ pub struct PgLog {
     table: OnceLock<Arc<LogTable>>,
     listener: OnceLock<Listener>,
     holes: Mutex<Holes>,
+    /// How long a read has stood before a hole.
+    waiting: Mutex<Waiting>,
     /// Which server, in which of its lives, the partitions were taken up from.
     server: Mutex<Option<String>>,
     /// The log as it was at the last look, to know it again.
@@ -145,6 +153,7 @@ impl PgLog {
             table: OnceLock::new(),
             listener: OnceLock::new(),
             holes: Mutex::default(),
+            waiting: Mutex::default(),
             server: Mutex::default(),
             memory: Mutex::default(),
             row_bytes: AtomicUsize::new(1_024),
@@ -162,6 +171,7 @@ impl PgLog {
         changes: &Changes,
     ) -> Result<bool> {
         let server = self.server();
+        let conn = &mut Session::borrowed(conn, self.outbox.watchdog.clone());
         Ok(settle::apply(&self.outbox, conn, self.table()?, member, server, changes).await?.is_empty())
     }
 
@@ -289,6 +299,7 @@ impl LogStore for PgLog {
                 read::refuse_behind(request, page.floor)?;
             }
             if !reach.blocked {
+                self.goes_on();
                 if page.full {
                     self.read_ahead(request, reach.through);
                 }
@@ -296,6 +307,9 @@ impl LogStore for PgLog {
             }
             self.forget_ahead();
             let decided = self.look(table).await?;
+            if !decided {
+                self.stands(table, reach.through).await?;
+            }
             if !decided || reach.through > request.after {
                 return Ok(page.into_read(reach, decided));
             }
@@ -318,7 +332,13 @@ impl LogStore for PgLog {
             changes.park.is_empty() && changes.parked.is_empty() && table.columns.spec.log.offsets.is_none();
         let mut conn = if alone { self.outbox.acquire().await? } else { self.outbox.begin().await? };
         let refused = settle::apply(&self.outbox, conn.get(), table, member, self.server(), changes).await?;
+        let started = if refused.is_empty() { None } else { Some(consumers::server(&mut conn).await?) };
         conn.commit().await?;
+        if started.is_some() && started != self.server() {
+            tracing::warn!(
+                "PostgreSQL was started anew, or is another server: what was under way is delivered again"
+            );
+        }
         Ok(refused)
     }
 
@@ -360,6 +380,32 @@ impl PgLog {
         }
         let holders = holes::holders(&self.outbox, table.sequence.oid).await?;
         Ok(self.holes().look(top, holders))
+    }
+
+    /// Says who keeps a hole open, once that has lasted.
+    async fn stands(&self, table: &LogTable, seq: i64) -> Result<()> {
+        if !self.waiting.lock().unwrap_or_else(PoisonError::into_inner).stands(seq) {
+            return Ok(());
+        }
+        let mut conn = self.outbox.acquire().await?;
+        let open = publishers::open(&self.outbox, &mut conn, table).await?;
+        conn.commit().await?;
+        if !open.is_empty() {
+            tracing::warn!(
+                outbox = table.columns.outbox,
+                "the log stands behind seq {seq}, and all its consumers with it: a transaction has published and is still \
+                 open: {}",
+                open_publishers(&open)
+            );
+        }
+        Ok(())
+    }
+
+    fn goes_on(&self) {
+        let stood = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).goes_on();
+        if let Some(stood) = stood {
+            tracing::info!("the log goes on, after it had stood for {stood:.0?}");
+        }
     }
 
     /// The page that was read ahead, if it is the one that is wanted now; else a fresh one.

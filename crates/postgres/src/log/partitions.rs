@@ -7,14 +7,18 @@
 
 use std::time::Duration;
 
-use airtight_core::{Error, Result, table::literal};
+use airtight_core::{Error, Result, log::open_publishers, table::literal};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{LogTable, consumers};
-use crate::{PgOutbox, error::doing, outbox::Conn};
+use super::{LogTable, consumers, publishers};
+use crate::{
+    PgOutbox,
+    error::{LOCKED, doing},
+    outbox::Conn,
+};
 
-/// How long DDL waits for a lock before it lets others go first.
-pub(super) const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '1s'";
+/// How long DDL waits for a lock before it lets others go first: publishers stand behind it for so long.
+pub(super) const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
 
 /// How often it is tried.
 const TRIES: u32 = 6;
@@ -74,11 +78,17 @@ impl PgOutbox {
             tokio::time::sleep(wait).await;
             wait *= 2;
         }
+        let holders = publishers::holders(self).await?;
         Err(Error::retryable(
-            "locked",
+            LOCKED,
             format!(
-                "{what}: open transactions have kept {} locked; it is tried again later",
-                self.spec.display_name()
+                "{what}: transactions that are open have kept {} locked ({}); end them, or try again later",
+                self.spec.display_name(),
+                if holders.is_empty() {
+                    "they have ended just now".into()
+                } else {
+                    open_publishers(&holders)
+                }
             ),
         ))
     }

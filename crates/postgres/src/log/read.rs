@@ -12,7 +12,7 @@ use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
 use super::{LogTable, holes::Reach, numbers, parked::EVENT};
-use crate::{PgOutbox, columns::EventColumns, decode, error::doing, outbox::Conn};
+use crate::{PgOutbox, columns::EventColumns, decode, error::doing};
 
 /// What a row costs in memory besides its payload, near enough.
 const ROW_OVERHEAD: usize = 512;
@@ -187,17 +187,11 @@ pub(super) async fn page(outbox: &PgOutbox, table: &LogTable, ask: &Ask, decided
     page.full |= page.rows.len() >= limit;
     if bytes >= ask.bytes && page.rows.len() < limit {
         // Rows that nobody wants any more are still on their way: rather none than all of them.
-        hang_up(conn);
+        conn.hang_up();
     } else {
         conn.commit().await?;
     }
     Ok(page)
-}
-
-fn hang_up(mut conn: Conn) {
-    if let Conn::Plain(connection) = &mut conn {
-        connection.close_on_drop();
-    }
 }
 
 fn log_row(
@@ -241,7 +235,7 @@ pub(super) async fn again(
     })
     .await?;
     if cut {
-        hang_up(conn);
+        conn.hang_up();
     } else {
         conn.commit().await?;
         if rows.len() < seqs.len() {
@@ -358,7 +352,7 @@ pub(crate) async fn due(
     })
     .await?;
     if cut {
-        hang_up(conn);
+        conn.hang_up();
         return Ok(Due { rows, next_in: None });
     }
     if !rows.is_empty() {

@@ -16,7 +16,7 @@ use airtight_core::{
     log::{Changes, Fate, Move, Park, behind_retention},
     table::quote,
 };
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::AssertSqlSafe;
 
 use super::{LogTable, consumers::SERVER, numbers};
 use crate::{
@@ -24,13 +24,14 @@ use crate::{
     columns::{EventColumns, qualified},
     error::doing,
     queue::{LONGEST_WAIT, storable},
+    session::Session,
 };
 
 /// Applies changes; returns the partitions that were refused. In a transaction of the caller's, unless only
 /// offsets move.
 pub(super) async fn apply(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     table: &LogTable,
     member: &Member,
     server: Option<String>,
@@ -58,7 +59,7 @@ pub(super) async fn apply(
 
 async fn move_offsets(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     table: &LogTable,
     member: &Member,
     server: Option<String>,
@@ -161,7 +162,7 @@ impl Fates {
 /// Copies events from the log to the parked ones. Returns their keys.
 async fn copy(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     table: &LogTable,
     member: &Member,
     park: &[&Park],
@@ -225,7 +226,7 @@ async fn copy(
 /// Writes down what became of parked events. Returns their keys.
 pub(crate) async fn update(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     table: &EventColumns,
     member: &Member,
     parked: &[&Park],
@@ -281,7 +282,7 @@ pub(crate) async fn update(
 /// `block_on_dead` one that a person must decide about counts as being before it.
 pub(crate) async fn free(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     table: &EventColumns,
     consumer: &str,
     keys: &[String],

@@ -8,11 +8,11 @@ use airtight_core::{
     queue::{RowClaim, RowKey},
     table::{Condition, Count, Test, literal, quote},
 };
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
 use super::{int_keys, text_keys};
-use crate::{PgOutbox, columns::Columns, error::doing, outbox::Conn};
+use crate::{PgOutbox, columns::Columns, error::doing, outbox::Conn, session::Session};
 
 /// In the order in which they are applied: what holds a key back comes before what it holds back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +112,7 @@ async fn apply(
 /// them. What is finished already stays as it is. Rows are named by their identity, as text.
 pub(crate) async fn mark(
     outbox: &PgOutbox,
-    conn: &mut PgConnection,
+    conn: &mut Session<'_>,
     c: &Columns,
     rows: &[(String, Option<&Error>)],
     unknown: bool,

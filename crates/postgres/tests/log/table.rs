@@ -323,6 +323,36 @@ async fn a_column_without_a_sequence_is_refused() {
     reader.close().await;
 }
 
+/// Dropping a partition needs a lock that an open transaction is in the way of, and whoever publishes meanwhile
+/// stands behind it.
+#[tokio::test]
+async fn retention_behind_an_open_transaction_holds_publishers_up_for_a_moment_only() {
+    let Some(f) = Fixture::create("prune_open").await else { return };
+    f.publish("k", 1).await;
+    f.sql("UPDATE airtight.outbox SET created_at = now() - interval '1 year'; SELECT setval('airtight.outbox_seq', 2000000)")
+        .await;
+    f.outbox.make_partitions().await.unwrap();
+    let mut reader = f.writer().await;
+    reader.run("SET application_name = 'report'; BEGIN; SELECT count(*) FROM airtight.outbox").await;
+    let outbox = f.outbox.clone();
+    let pruning = tokio::spawn(async move { outbox.prune_log(Retention::default(), &|_| ()).await });
+    let mut longest = Duration::ZERO;
+    let mut published = 0;
+    while !pruning.is_finished() {
+        let begun = Instant::now();
+        f.publish("k", 2).await;
+        longest = longest.max(begun.elapsed());
+        published += 1;
+    }
+    let error = pruning.await.unwrap().unwrap_err();
+    assert!(error.code() == "locked" && error.message().contains("(report, idle in transaction)"), "{error}");
+    println!("{published} published meanwhile, the longest took {longest:?}");
+    assert!(published > 10 && longest < Duration::from_millis(700), "{published}, {longest:?}");
+    reader.run("COMMIT").await;
+    let pruned = f.outbox.prune_log(Retention::default(), &|_| ()).await.unwrap();
+    assert_eq!((pruned.events, pruned.partitions), (1, 1), "{pruned:?}");
+}
+
 #[tokio::test]
 async fn a_queue_is_not_followed_and_a_log_is_not_claimed() {
     let Some(f) = Fixture::with("shapes", PgOptions::default()).await else { return };

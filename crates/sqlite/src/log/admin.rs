@@ -237,6 +237,8 @@ pub(super) async fn consumers(conn: &mut SqliteConnection, sql: &Sql) -> Result<
             retrying,
             dead,
             unknown,
+            // There is one writer at a time, and no holes.
+            waits_for: Vec::new(),
             instances: instances(conn, sql, &name).await?,
             offsets: partition_offsets(conn, sql, &name).await?,
             name,

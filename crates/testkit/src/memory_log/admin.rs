@@ -107,6 +107,7 @@ impl MemoryLogStore {
             retrying: count(|state| !state.is_finished()),
             dead: count(|state| state == Waits::Dead),
             unknown: count(|state| state == Waits::Unknown),
+            waits_for: Vec::new(),
             instances: instances.collect(),
             offsets: offsets.collect(),
         }

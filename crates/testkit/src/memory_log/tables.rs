@@ -268,6 +268,7 @@ impl Tables {
             members: live.map(|there| there.member.id).collect(),
             owners: self.owners.get(&member.group).cloned().unwrap_or_default(),
             lost: Vec::new(),
+            peers: Vec::new(),
         }
     }
 

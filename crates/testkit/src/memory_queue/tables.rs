@@ -238,7 +238,7 @@ impl Tables {
             .map(|there| there.member.id)
             .collect();
         let owners = self.owners.get(&member.group).cloned().unwrap_or_default();
-        Pulse { alive: true, members, owners, lost }
+        Pulse { alive: true, members, owners, lost, peers: Vec::new() }
     }
 
     pub(super) fn take(&mut self, member: &Member, wanted: &[u16], now: Now) -> Vec<u16> {

@@ -30,9 +30,13 @@ use crate::{
     hash::Map,
 };
 
-/// How long leaving may take, and what of a claim or a settle is under way, beyond the grace for deliveries. A
-/// relay that hangs for ever at its end would renew for ever, too, and keep its partitions from everyone.
+/// How long leaving may take. A relay that hangs for ever at its end would renew for ever, too, and keep its partitions
+/// from everyone.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a claim or a settle that is under way may take beyond the grace for deliveries, and then leaving: a source
+/// that has not answered until then is not going to.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Waits between tries of a source that fails.
 const SOURCE_BACKOFF: Backoff =
@@ -128,6 +132,7 @@ impl Engine {
         }
         let mut give_up_at = None;
         let mut end_at = None;
+        let mut leave_within = LEAVE_TIMEOUT;
         loop {
             if !self.stopping {
                 self.start_fetch();
@@ -139,7 +144,7 @@ impl Engine {
             }
 
             if self.stopping && end_at.is_none() {
-                end_at = Some(Instant::now() + self.policy.grace + LEAVE_TIMEOUT);
+                end_at = Some(Instant::now() + self.policy.grace + LAST_ANSWER);
             }
             let closed = self.stopping || self.reopen.is_some();
             let circuit_timer = self.circuit.open_until().filter(|_| !closed);
@@ -171,6 +176,7 @@ impl Engine {
                         pipeline = self.name,
                         "the source does not answer; stopping without it: leases will run out by themselves"
                     );
+                    leave_within = LAST_ANSWER;
                     break;
                 }
             }
@@ -178,7 +184,7 @@ impl Engine {
                 give_up_at = Some(Instant::now() + self.policy.grace);
             }
         }
-        self.close().await;
+        self.close(leave_within).await;
         self.fatal.map_or(Ok(()), Err)
     }
 
@@ -192,13 +198,13 @@ impl Engine {
                 opened = self.source.open() => Some(opened),
             };
             let Some(opened) = opened else {
-                self.leave().await;
+                self.leave(LEAVE_TIMEOUT).await;
                 return Ok(false);
             };
             let Err(error) = opened else { break };
             failures += 1;
             if error.class() != Class::Retryable {
-                self.leave().await;
+                self.leave(LEAVE_TIMEOUT).await;
                 return Err(error);
             }
             let wait = SOURCE_BACKOFF.after(failures);
@@ -221,7 +227,7 @@ impl Engine {
             }
             // The place among the relays is given back before anything is reported.
             ended => {
-                self.leave().await;
+                self.leave(LEAVE_TIMEOUT).await;
                 ended.map_or(Ok(false), |opened| opened.map(|()| false))
             }
         }
@@ -303,11 +309,13 @@ impl Engine {
 
     /// Closes both ends. These take `&mut`, since a shared reference across an await would keep the relay from
     /// being spawned.
-    async fn close(&mut self) {
+    async fn close(&mut self, leave_within: Duration) {
         // A claim that hangs holds on to the source.
         (self.fetch, self.settle) = (None, None);
-        self.leave().await;
-        match tokio::time::timeout(LEAVE_TIMEOUT, self.sink.close()).await {
+        let sink = self.sink.clone();
+        let closing = async move { tokio::time::timeout(LEAVE_TIMEOUT, sink.close()).await };
+        let ((), closed) = tokio::join!(self.leave(leave_within), closing);
+        match closed {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(pipeline = self.name, %error, "the sink did not close cleanly");
@@ -316,8 +324,8 @@ impl Engine {
         }
     }
 
-    async fn leave(&mut self) {
-        match tokio::time::timeout(LEAVE_TIMEOUT, self.source.close()).await {
+    async fn leave(&mut self, within: Duration) {
+        match tokio::time::timeout(within, self.source.close()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(pipeline = self.name, %error, "could not leave cleanly: leases will run out by themselves");

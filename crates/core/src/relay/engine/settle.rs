@@ -110,7 +110,7 @@ impl Engine {
             tracing::warn!(
                 pipeline = self.name,
                 events = settled.fenced,
-                "settles refused: the lease was lost, and somebody else owns these events now"
+                "settles refused: these events are no longer this relay's, and are delivered again"
             );
             add(&self.stats.fenced, settled.fenced);
         }
