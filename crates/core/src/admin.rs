@@ -232,7 +232,9 @@ pub struct StreamStatus {
     pub dead: u64,
     /// Outcome not known.
     pub unknown: u64,
-    /// Age in seconds of the oldest event that is not finished.
+    /// Rows whose status means nothing to airtight, or is NULL: left alone.
+    pub unexplained: u64,
+    /// Age in seconds of the oldest event that is not finished; never negative.
     pub oldest_pending_seconds: Option<f64>,
 }
 

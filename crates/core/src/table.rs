@@ -4,6 +4,8 @@
 //! spec among others, and an application's own outbox is another. What a table cannot hold (next retry time,
 //! error, lease, claim token) lives in a side table of airtight's own, keyed by the event.
 
+mod roles;
+
 use crate::{Error, Result, inbox::DedupeKey, state::State};
 
 /// A table and the meaning of its columns.
@@ -451,13 +453,22 @@ impl TableSpec {
         ];
         let mut columns = self.event_columns();
         columns.extend(optional.into_iter().filter_map(|column| column.as_deref()));
-        columns.extend(self.status.as_ref().map(|status| status.column.as_str()));
-        columns.extend(self.count.as_ref().map(|count| match count {
-            Count::Attempts(column) | Count::Retries(column) => column.as_str(),
-        }));
+        columns.extend(self.count_column());
+        if let Some(status) = &self.status {
+            columns.push(&status.column);
+            let conditions = status.roles().into_iter().filter_map(|(_, role)| role.when.as_ref());
+            columns.extend(conditions.map(|when| when.column.as_str()));
+        }
         columns.sort_unstable();
         columns.dedup();
         columns
+    }
+
+    /// The column that counts attempts or retries.
+    pub fn count_column(&self) -> Option<&str> {
+        self.count.as_ref().map(|count| match count {
+            Count::Attempts(column) | Count::Retries(column) => column.as_str(),
+        })
     }
 
     /// The column that says how long ago an event was delivered. When it was written is another matter: by that an

@@ -481,7 +481,7 @@ impl<'a> Claim<'a> {
         let mut failed = Vec::new();
         for row in rows {
             let given_back = i64::from(row.taken_over && sql.counts_attempts());
-            let count = (row.count - given_back).max(0);
+            let count = row.count.saturating_sub(given_back).max(0);
             let item = json!({
                 "k": key_value(&row.row),
                 "n": count,
@@ -514,7 +514,7 @@ impl<'a> Claim<'a> {
         let mut items = Vec::with_capacity(rows.len());
         for row in &rows {
             let grows = sql.counts_attempts() && !row.taken_over;
-            let count = row.count.max(0) + i64::from(grows);
+            let count = row.count.max(0).saturating_add(grows.into());
             items.push(json!({"k": key_value(&row.row), "n": count, "l": row.lost_now()}));
         }
         let statements = sql.change(
@@ -533,11 +533,8 @@ impl<'a> Claim<'a> {
         let keys: Vec<Value> = rows.iter().map(|row| key_value(&row.row)).collect();
         let mut decoded = decode::events(conn, sql, &keys, self.request.max_payload).await?;
         let claimed = rows.into_iter().map(|row| {
-            let attempt = if sql.counts_attempts() {
-                row.count.max(0) + i64::from(!row.taken_over)
-            } else {
-                row.count.max(0) + 1
-            };
+            let grows = !(sql.counts_attempts() && row.taken_over);
+            let attempt = row.count.max(0).saturating_add(grows.into());
             let (event, max_attempts) = decoded.remove(&row.row).unwrap_or_else(|| {
                 let error = airtight_core::Error::permanent("bad_row", "the row could not be read again");
                 (Err(BadRow { id: format!("{:?}", row.row), key: Some(row.key.clone()), error }), None)

@@ -15,6 +15,7 @@ use crate::{
     candidate::key_value,
     decode::{self, integer, lossy, parse_time, row_key},
     error::db,
+    fits,
     hold::{held_keys, is_held},
     log,
     outbox::SqliteOutbox,
@@ -160,6 +161,10 @@ async fn find_row(conn: &mut SqliteConnection, sql: &Sql, id: &str) -> Result<Op
     if let (Some(seq), Ok(_)) = (sql.seq("o"), id.parse::<i64>()) {
         tests.push(format!("{seq} = CAST(?1 AS INTEGER)"));
     }
+    // What lists show in its place.
+    if sql.spec.seq.is_none() && id.parse::<i64>().is_ok() {
+        tests.push(format!("{} = CAST(?1 AS INTEGER)", sql.identity("o")));
+    }
     for test in tests {
         let statement = format!("SELECT {} FROM {} WHERE {test} LIMIT 1", columns(sql), sql.from("o"));
         let row =
@@ -224,7 +229,8 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
 
 async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<String, StreamStatus>> {
     let age = match &sql.spec.created_at {
-        Some(name) => format!("(julianday('now') - min(julianday(o.{}))) * 86400.0", quote(name)),
+        // A row from the future is as young as can be.
+        Some(name) => format!("max((julianday('now') - min(julianday(o.{}))) * 86400.0, 0.0)", quote(name)),
         None => "NULL".into(),
     };
     // Apart, because each has an index and both together have none.
@@ -252,8 +258,19 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
         sql.from("o"),
         sql.done("o")
     );
+    let unexplained = format!(
+        "SELECT {}, 'unexplained', count(*), NULL FROM {} WHERE {} GROUP BY 1",
+        sql.stream("o"),
+        sql.from("o"),
+        sql.unexplained("o")
+    );
+    let mut statements = vec![hot, waiting, closed, done];
+    if !sql.canonical {
+        // airtight's own table takes no other words.
+        statements.push(unexplained);
+    }
     let mut streams: BTreeMap<String, StreamStatus> = BTreeMap::new();
-    for statement in [hot, waiting, closed, done] {
+    for statement in statements {
         for row in sqlx::query(AssertSqlSafe(statement)).fetch_all(&mut *conn).await.map_err(db)? {
             let name = lossy(&row, 0).unwrap_or_default();
             let stream = streams
@@ -266,6 +283,7 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
                 Some("pending") => stream.pending += count,
                 Some("unknown") => stream.unknown += count,
                 Some("dead") => stream.dead += count,
+                Some("unexplained") => stream.unexplained += count,
                 _ => stream.done += count,
             }
             let age: Option<f64> = row.try_get_unchecked(3).map_err(db)?;
@@ -391,9 +409,11 @@ pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
             sql.spec.display_name()
         )));
     }
+    findings.extend(fits::suspicion(&mut conn, sql).await?.map(note));
     if outbox.is_log() {
         return Ok(findings);
     }
+    findings.extend(fits::unexplained(&mut conn, sql).await?.map(note));
     let relays = relays(&mut conn, sql).await?;
     for stream in unread(&mut conn, sql, &relays).await? {
         findings.push(note(format!("stream {stream} has pending events, and no live relay reads it")));

@@ -45,6 +45,7 @@ mod claim;
 mod decode;
 mod error;
 mod file;
+mod fits;
 mod handlers;
 mod hold;
 mod inbox;

@@ -120,7 +120,7 @@ impl Kinds {
     fn add(&mut self, sql: &Sql, key: &RowKey, count: i64, verdict: &Verdict) {
         let key = key_value(key);
         // A table that counts retries counts a failure now; one that counts attempts did at the claim.
-        let failures = count + i64::from(!sql.counts_attempts());
+        let failures = count.max(0).saturating_add((!sql.counts_attempts()).into());
         let failed = |error: &Error| {
             let message = error_message(sql, error);
             json!({"k": key, "n": failures, "c": error.code(), "m": message})
@@ -135,7 +135,7 @@ impl Kinds {
             Verdict::Dead { error } => self.dead.push(failed(error)),
             Verdict::Unknown { error } => self.unknown.push(failed(error)),
             Verdict::Released => {
-                let count = (count - i64::from(sql.counts_attempts())).max(0);
+                let count = count.saturating_sub(sql.counts_attempts().into()).max(0);
                 let item = json!({"k": key, "n": count});
                 if count > 0 { self.released_again.push(item) } else { self.released_new.push(item) }
             }

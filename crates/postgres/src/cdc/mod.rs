@@ -84,7 +84,7 @@ use crate::{
     PgOutbox,
     columns::{Columns, EventColumns},
     error::doing,
-    log, members,
+    fits, log, members,
 };
 
 /// Waits between sessions that come to nothing.
@@ -428,6 +428,7 @@ impl LogStore for PgCdc {
             None
         };
         conn.commit().await?;
+        fits::at_start(&shared.outbox, &columns, marks.as_ref().map(|marks| &marks.status)).await?;
         slot::check_server(&shared.outbox, &shared.endpoint).await?;
         let version = slot::server_version(&shared.outbox).await?;
         let contents = publication::contents(&columns, &shared.options.publication, version);
@@ -575,7 +576,7 @@ impl LogStore for PgCdc {
         if ahead == 0 && is_read {
             *self.target.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        Ok(Backlog { unfinished: ahead + u64::from(!is_read) + waiting, blocked })
+        Ok(Backlog { unfinished: ahead + u64::from(!is_read) + waiting, blocked, ..Backlog::default() })
     }
 
     async fn wait(&self, at_most: Duration) {

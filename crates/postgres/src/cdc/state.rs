@@ -276,7 +276,7 @@ pub(super) async fn positions(
     conn.commit().await?;
     let ahead = parked.iter().map(|(_, seq, _)| *seq).filter(|seq| *seq > offset).collect();
     let waiting = parked.into_iter().filter(|(_, _, waits)| *waits).map(|(key, _, _)| key).collect();
-    Ok(vec![Standing { partition: 0, epoch, offset, waiting, parked: ahead }])
+    Ok(vec![Standing { partition: 0, epoch, offset, waiting, parked: ahead, replay: None }])
 }
 
 /// What operators have said.

@@ -28,6 +28,7 @@ use crate::{
     columns::{EventColumns, col, qualified},
     decode,
     error::doing,
+    fits,
     outbox::Conn,
 };
 
@@ -440,7 +441,13 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
         }
     };
-    let mut findings = Vec::new();
+    // There may be one connection only.
+    conn.commit().await?;
+    let mut findings = fits::findings(outbox, &table.columns, None).await?;
+    if findings.iter().any(|finding| finding.fatal) {
+        return Ok(findings);
+    }
+    let mut conn = outbox.acquire().await?;
     for consumer in consumers_of(outbox, &mut conn, &table).await? {
         let name = &consumer.name;
         if let Err(error) = witness::check(outbox, &mut conn, &table, name).await {
@@ -531,7 +538,7 @@ fn list_columns(table: &LogTable) -> String {
 pub(crate) async fn show(outbox: &PgOutbox, id: &str) -> Result<Option<Detail>> {
     let (mut conn, table) = outbox.log_table().await?;
     let c = &table.columns;
-    let Some(matches) = matching(c, id) else { return Ok(None) };
+    let Some(matches) = matching(outbox, &mut conn, c, id).await? else { return Ok(None) };
     let sql = format!(
         "SELECT {}, {} FROM {} t WHERE {matches} LIMIT 1",
         list_columns(&table),

@@ -243,6 +243,7 @@ impl LogStore for PgLog {
             && (foreign_channel
                 || self.outbox.options.spec.is_none() && self.outbox.is_notifying(&mut conn).await?);
         conn.commit().await?;
+        crate::fits::at_start(&self.outbox, &table.columns, None).await?;
         let partitioned = table.partitioned;
         // Opening again after a failure further on finds these set already.
         let _ = self.table.set(Arc::new(table));

@@ -340,7 +340,8 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
             Some("unknown") => stream.unknown += count,
             _ => {
                 stream.retrying += count;
-                stream.oldest_pending_seconds = row.try_get_unchecked(3).map_err(db)?;
+                let age: Option<f64> = row.try_get_unchecked(3).map_err(db)?;
+                stream.oldest_pending_seconds = age.map(|age| age.max(0.0));
             }
         }
     }

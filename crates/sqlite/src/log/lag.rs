@@ -199,5 +199,6 @@ pub(super) async fn backlog(outbox: &SqliteOutbox, member: &Member, block_on_dea
     Ok(Backlog {
         unfinished: ahead.events + waiting,
         blocked: if block_on_dead && member.order == Order::Key { blocked } else { 0 },
+        ..Backlog::default()
     })
 }

@@ -3,8 +3,16 @@
 //! | file | what it shows |
 //! | --- | --- |
 //! | `prune` | what retention removes, by which column, and only when told |
+//! | `words` | status words that cannot be told apart, or that the column cannot hold |
+//! | `zone` | timestamps without a zone, and what a drain waits for |
+//! | `rows` | one bad row never blinds the rest |
+//! | `fits` | what `check` says of columns, types and other tables |
 
+mod fits;
 mod prune;
+mod rows;
+mod words;
+mod zone;
 
 use std::process::Command;
 

@@ -147,3 +147,24 @@ async fn a_start_says_what_will_be_removed_from_an_applications_table() {
         tokio::task::block_in_place(|| relay.wait());
     }
 }
+
+/// What ascends may be a small number, and may recur; the identity alone tells rows apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_shares_its_place_with_an_old_one_stays() {
+    for bank in Bank::both("prune_shared_place").await {
+        bank.execute(&table(", sort int, updated_at timestamp")).await;
+        let columns = "seq = \"sort\"\ncreated_at = \"created_at\"\nupdated_at = \"updated_at\"";
+        bank.config(&Mapping { columns, rest: "[retention]\ndone = \"1d\"", ..PLAIN }.text());
+        bank.run(&["migrate"]).ok();
+        bank.execute(
+            "INSERT INTO transfer_events (event_id, transfer_id, body, sort, status, created_at, updated_at) VALUES \
+             ('a', 't', '1', 1, 'PUBLISHED', '2001-01-01 00:00:00', '2001-01-01 00:00:00'), \
+             ('b', 't', '2', 1, 'PENDING', '2001-01-01 00:00:00', '2001-01-01 00:00:00'), \
+             ('c', 't', '3', 2, 'DEAD', NULL, '2001-01-01 00:00:00')",
+        )
+        .await;
+        assert_eq!(bank.run(&["prune", "--json"]).json()["pruned"], 1);
+        assert_eq!(bank.text("SELECT min(event_id) FROM transfer_events").await, "b");
+        assert_eq!(left(&bank).await, "2");
+    }
+}
