@@ -1,6 +1,6 @@
 //! The operator's side of readers of the WAL: how far they are, what is wrong, and how to begin anew.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use airtight_core::{
     Error, Result,
@@ -24,6 +24,9 @@ use crate::{
 
 /// A reader whose relay has said so recently has nothing before it.
 const RECENT: &str = "interval '30 s'";
+
+/// How often it is looked whether a slot is free, and for how long.
+const RELEASED: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// How many rows are removed at once.
 const PRUNE: i64 = 10_000;
@@ -141,6 +144,9 @@ impl PgOutbox {
 
     async fn end_reader(&self, name: &str, statements: &[String], drops_slot: bool) -> Result<()> {
         let failed = doing("ending the reader");
+        if drops_slot {
+            self.wait_for_slot(name).await?;
+        }
         let mut conn = self.begin().await?;
         let c = EventColumns::load(self, &mut conn).await?;
         members::lock_group(self, &mut conn, &c).await?;
@@ -195,6 +201,18 @@ impl PgOutbox {
             .await
             .map_err(doing("dropping the slot"))?;
         conn.commit().await
+    }
+
+    /// Waits a little until nobody holds the slot: the connection of a relay that has just stopped takes a moment to end. One
+    /// that is held for longer is refused by the server.
+    async fn wait_for_slot(&self, name: &str) -> Result<()> {
+        let end = Instant::now() + RELEASED.1;
+        while Instant::now() < end
+            && slot::find(self, name).await?.is_some_and(|slot| slot.active_pid.is_some())
+        {
+            tokio::time::sleep(RELEASED.0).await;
+        }
+        Ok(())
     }
 
     /// What stands in the way of following this outbox through the WAL, and what might one day.

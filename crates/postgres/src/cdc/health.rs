@@ -158,9 +158,10 @@ impl Session {
     }
 }
 
-/// Whether an error says that the server shuts down, or is not up yet.
+/// Whether an error says that the server shuts down, or is not up yet: it takes no connections. One connection that is ended
+/// (57P01) says nothing of the others.
 pub(super) fn is_going_down(error: &Error) -> bool {
-    ["57P01", "57P02", "57P03"].iter().any(|code| error.message().contains(code))
+    error.message().contains("57P03")
 }
 
 /// Ends the connections of the pool that nobody uses, until a session has begun again: a smart shutdown waits for them,

@@ -173,13 +173,13 @@ impl Session {
         let deadline = Instant::now() + HANDOVER;
         loop {
             let slot = slot::find(&self.shared.outbox, self.name()).await?;
-            let Some((pid, holder)) =
-                slot.as_ref().and_then(|slot| Some((slot.active_pid?, slot.holder.clone())))
+            let Some((pid, holder, is_passing)) =
+                slot.as_ref().and_then(|slot| Some((slot.active_pid?, slot.holder.clone(), slot.is_passing)))
             else {
                 return Ok(slot);
             };
             // One that has no name because it is just ending is neither ours nor somebody's.
-            let others = holder.as_deref().is_some_and(|name| name != "airtight");
+            let others = !is_passing && holder.as_deref().is_some_and(|name| name != "airtight");
             if others || Instant::now() >= deadline {
                 let holder = holder.filter(|name| !name.is_empty()).unwrap_or_else(|| "somebody".into());
                 return Err(Error::permanent(
@@ -191,7 +191,7 @@ impl Session {
                     ),
                 ));
             }
-            if holder.is_none() {
+            if holder.is_none() || is_passing {
                 tokio::time::sleep(LOOK).await;
                 continue;
             }

@@ -35,6 +35,8 @@ pub(crate) struct Slot {
     pub(crate) active_pid: Option<i32>,
     /// Who holds it: the application's name. None for one that has just ended.
     pub(crate) holder: Option<String>,
+    /// It is held by a statement, which makes or moves it, and not by a stream.
+    pub(crate) is_passing: bool,
     pub(crate) confirmed: Option<Lsn>,
     pub(crate) wal_status: Option<String>,
     /// Why the server has given it up; PostgreSQL 17 and later.
@@ -143,6 +145,7 @@ pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> 
     let row = sqlx::query(
         "SELECT r.plugin::text, r.database::text, r.active_pid, \
            CASE WHEN a.pid IS NOT NULL THEN coalesce(a.application_name, '') END AS holder, r.temporary, \
+           coalesce(a.backend_type = 'client backend', false) AS is_passing, \
            r.confirmed_flush_lsn::text AS confirmed, r.wal_status, \
            to_jsonb(r) ->> 'invalidation_reason' AS invalidated, \
            coalesce((to_jsonb(r) ->> 'synced')::boolean, false) AS synced \
@@ -161,6 +164,7 @@ pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> 
         database: row.try_get("database").map_err(&failed)?,
         active_pid: row.try_get("active_pid").map_err(&failed)?,
         holder: row.try_get("holder").map_err(&failed)?,
+        is_passing: row.try_get("is_passing").map_err(&failed)?,
         confirmed: confirmed.map(|lsn| lsn.parse()).transpose()?,
         wal_status: row.try_get("wal_status").map_err(&failed)?,
         invalidated: row.try_get("invalidated").map_err(&failed)?,
