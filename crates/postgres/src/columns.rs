@@ -11,7 +11,7 @@ use std::{
 
 use airtight_core::{
     Error, Result,
-    table::{Count, Field, PayloadKind, Role, Shape, StatusSpec, TableSpec, literal, quote},
+    table::{Count, Field, PayloadKind, Role, StatusSpec, TableSpec, literal, quote},
 };
 use sqlx::Row;
 
@@ -75,11 +75,13 @@ impl EventColumns {
         .await
         .map_err(doing("reading the table's columns"))?;
         if rows.is_empty() {
-            let of_log = outbox.options.spec.is_none() && outbox.options.shape == Shape::Log;
-            let shape = if of_log { " --shape log" } else { "" };
+            let mend = match outbox.options.spec {
+                None => format!("run {}", crate::schema::migrate_command(&outbox.options)),
+                Some(_) => "correct its name".to_owned(),
+            };
             return Err(Error::permanent(
                 "not_migrated",
-                format!("there is no table {}: run `airtight migrate{shape}`", spec.display_name()),
+                format!("there is no table {}: {mend}", spec.display_name()),
             ));
         }
         let mut types = HashMap::new();

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use crate::{PgOutbox, error::doing};
+use crate::{PgOutbox, error::doing, schema::sequence};
 
 impl PgOutbox {
     /// Publishes one event in the transaction that `conn` is in.
@@ -46,66 +46,87 @@ impl PgOutbox {
             .bind(&rows.max_attempts)
             .fetch_all(&mut *conn)
             .await
-            .map_err(doing("publishing"))?;
-        let mut found = HashMap::with_capacity(returned.len());
+            .map_err(|error| self.not_published(error))?;
+        let mut answer = Answers::default();
         for row in returned {
-            let id: Uuid = row.try_get(0).map_err(doing("publishing"))?;
             let seq: i64 = row.try_get(1).map_err(doing("publishing"))?;
-            let is_new: bool = row.try_get(2).map_err(doing("publishing"))?;
-            found.insert(id, (seq, is_new));
+            let is_new: Option<bool> = row.try_get(2).map_err(doing("publishing"))?;
+            answer.note(row.try_get(0).map_err(doing("publishing"))?, seq, is_new);
         }
-        let missing = rows.missing(&found);
+        let missing = answer.missing(&rows.ids);
         if !missing.is_empty() {
             let late = sqlx::query(AssertSqlSafe(self.find_sql()))
                 .persistent(!self.pooled)
                 .bind(&missing)
-                .fetch_all(conn)
+                .bind(answer.drawn(&missing))
+                .fetch_all(&mut *conn)
                 .await
                 .map_err(doing("publishing"))?;
             for row in late {
-                let id: Uuid = row.try_get(0).map_err(doing("publishing"))?;
                 let seq: i64 = row.try_get(1).map_err(doing("publishing"))?;
-                found.insert(id, (seq, false));
+                answer.found(row.try_get(0).map_err(doing("publishing"))?, seq);
             }
         }
-        rows.answer(found)
+        if let Some(error) = answer.refused(self, &rows.ids) {
+            // It fails, which is what it is for.
+            _ = sqlx::raw_sql(AssertSqlSafe(Self::abort_sql(&error))).execute(conn).await;
+            return Err(error);
+        }
+        Ok(answer.answer(rows.ids))
+    }
+
+    /// Why the INSERT failed. A queue's is refused by the server when a number is taken.
+    fn not_published(&self, error: sqlx::Error) -> Error {
+        match error.as_database_error().and_then(|error| error.constraint()) {
+            Some(constraint) if constraint == self.primary_key() => sequence::behind(self, None),
+            _ => doing("publishing")(error),
+        }
     }
 
     /// Finds what another transaction committed while the INSERT waited for it: a statement of its own has a
-    /// snapshot of its own.
+    /// snapshot of its own. And what has the numbers that were drawn.
     pub(crate) fn find_sql(&self) -> String {
         let outbox = format!("{}.{}", quote(&self.options.schema), quote(&self.options.table));
-        format!("SELECT o.id, o.seq FROM {outbox} o WHERE o.id = ANY($1::uuid[])")
+        format!(
+            "SELECT o.id, o.seq FROM {outbox} o WHERE o.id = ANY($1::uuid[]) OR o.seq = ANY($2::bigint[])"
+        )
     }
 
-    /// One statement for any number of events. `WITH ORDINALITY … ORDER BY` gives them `seq` in order, and
-    /// what another transaction has published already is looked up by the second half, which runs with the
-    /// same snapshot: hence [`Self::find_sql`].
+    /// One statement for any number of events, in their order. What another transaction has published already is
+    /// looked up by the second half, which runs with the same snapshot: hence [`Self::find_sql`].
     pub(crate) fn insert_sql(&self) -> String {
         let outbox = format!("{}.{}", quote(&self.options.schema), quote(&self.options.table));
-        // No index over all partitions of a log could be unique by id: each has its own.
-        let conflict = match self.options.shape {
-            Shape::Queue => "(id)",
-            Shape::Log => "",
-        };
-        format!(
-            "WITH new AS (\
-               INSERT INTO {outbox} AS o (id, stream, event_type, aggregate_type, aggregate_id, op, payload, \
-                 payload_bytes, headers, occurred_at, schema_version, max_attempts) \
-               SELECT v.id, v.stream, v.event_type, v.aggregate_type, v.aggregate_id, v.op, v.payload::jsonb, \
-                 v.payload_bytes, v.headers::jsonb, coalesce(v.occurred_at, now()), v.schema_version, v.max_attempts \
-               FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], \
-                 $8::bytea[], $9::text[], $10::timestamptz[], $11::int[], $12::int[]) WITH ORDINALITY \
-                 AS v(id, stream, event_type, aggregate_type, aggregate_id, op, payload, payload_bytes, headers, \
-                 occurred_at, schema_version, max_attempts, place) \
-               ORDER BY v.place \
-               ON CONFLICT {conflict} DO NOTHING \
-               RETURNING o.id, o.seq) \
-             SELECT id, seq, true AS is_new FROM new \
+        let given = "unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], \
+             $8::bytea[], $9::text[], $10::timestamptz[], $11::int[], $12::int[]) WITH ORDINALITY \
+             AS v(id, stream, event_type, aggregate_type, aggregate_id, op, payload, payload_bytes, headers, \
+             occurred_at, schema_version, max_attempts, place)";
+        let columns = "id, stream, event_type, aggregate_type, aggregate_id, op, payload, payload_bytes, headers, \
+             occurred_at, schema_version, max_attempts";
+        let values = "v.id, v.stream, v.event_type, v.aggregate_type, v.aggregate_id, v.op, v.payload::jsonb, \
+             v.payload_bytes, v.headers::jsonb, coalesce(v.occurred_at, now()), v.schema_version, v.max_attempts";
+        let answer = format!(
+            "SELECT id, seq, true AS is_new FROM new \
              UNION ALL \
              SELECT o.id, o.seq, false FROM {outbox} o WHERE o.id = ANY($1) \
                AND NOT EXISTS (SELECT FROM new WHERE new.id = o.id)"
-        )
+        );
+        match self.options.shape {
+            Shape::Queue => format!(
+                "WITH new AS (INSERT INTO {outbox} AS o ({columns}) SELECT {values} FROM {given} ORDER BY v.place \
+                 ON CONFLICT (id) DO NOTHING RETURNING o.id, o.seq) {answer}"
+            ),
+            // No index over all partitions of a log can be unique by id, so that ON CONFLICT has no target and takes any
+            // clash for a repeated id. The numbers that were drawn in vain tell one from the other.
+            Shape::Log => format!(
+                "WITH drawn AS MATERIALIZED (SELECT v.*, {draw} AS seq FROM (SELECT * FROM {given} ORDER BY place) AS v), \
+                 new AS (INSERT INTO {outbox} AS o (seq, {columns}) SELECT v.seq, {values} FROM drawn v \
+                   ON CONFLICT DO NOTHING RETURNING o.id, o.seq) \
+                 {answer} \
+                 UNION ALL \
+                 SELECT d.id, d.seq, NULL FROM drawn d WHERE NOT EXISTS (SELECT FROM new WHERE new.seq = d.seq)",
+                draw = self.draw()
+            ),
+        }
     }
 }
 
@@ -186,21 +207,68 @@ impl<'a> Rows<'a> {
         }
         Ok(rows)
     }
+}
 
-    /// Ids that were neither inserted nor found: another transaction committed them after the INSERT began.
-    pub(crate) fn missing(&self, found: &HashMap<Uuid, (i64, bool)>) -> Vec<Uuid> {
-        self.ids.iter().copied().filter(|id| !found.contains_key(id)).collect()
+/// What became of each event.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    stored: HashMap<Uuid, (i64, bool)>,
+    /// Numbers that were drawn for events that were not stored.
+    drawn: HashMap<Uuid, i64>,
+    /// Those of them that another event has.
+    taken: Vec<i64>,
+}
+
+impl Answers {
+    /// A row of the INSERT's answer.
+    pub(crate) fn note(&mut self, id: Uuid, seq: i64, is_new: Option<bool>) {
+        match is_new {
+            Some(is_new) => _ = self.stored.insert(id, (seq, is_new)),
+            None => _ = self.drawn.insert(id, seq),
+        }
+    }
+
+    /// Ids that were neither inserted nor found.
+    pub(crate) fn missing(&self, ids: &[Uuid]) -> Vec<Uuid> {
+        ids.iter().copied().filter(|id| !self.stored.contains_key(id)).collect()
+    }
+
+    /// The numbers that were drawn for these.
+    pub(crate) fn drawn(&self, ids: &[Uuid]) -> Vec<i64> {
+        ids.iter().filter_map(|id| self.drawn.get(id).copied()).collect()
+    }
+
+    /// A row that was found afterwards: an event of this id, or with the number of another.
+    pub(crate) fn found(&mut self, id: Uuid, seq: i64) {
+        if self.drawn.values().any(|drawn| *drawn == seq) {
+            self.taken.push(seq);
+        }
+        self.stored.entry(id).or_insert((seq, false));
+    }
+
+    /// Why something was neither stored nor there already, if that is so.
+    pub(crate) fn refused(&self, outbox: &PgOutbox, ids: &[Uuid]) -> Option<Error> {
+        let id = self.missing(ids).first().copied()?;
+        if let Some(seq) = self.taken.iter().min() {
+            return Some(sequence::behind(outbox, Some(*seq)));
+        }
+        Some(Error::permanent(
+            "conflict",
+            format!(
+                "event {id} of {} was refused by a unique index other than that of its id, and nothing was stored. Mend it: drop \
+                 that index; or, if the event of this id was removed this moment, publish again",
+                outbox.spec.display_name()
+            ),
+        ))
     }
 
     /// One answer per event, in order. An id that occurs twice in one call is new the first time only.
-    ///
-    /// An id that is still missing is a duplicate that was removed as soon as it was committed: it has no place.
-    pub(crate) fn answer(self, mut found: HashMap<Uuid, (i64, bool)>) -> Result<Vec<Published>> {
-        let answers = self.ids.into_iter().map(|id| {
-            let (seq, is_new) = found.get(&id).copied().unwrap_or((0, false));
-            found.insert(id, (seq, false));
-            Published { id: id.to_string(), seq, is_new }
+    pub(crate) fn answer(mut self, ids: Vec<Uuid>) -> Vec<Published> {
+        let answers = ids.into_iter().filter_map(|id| {
+            let (seq, is_new) = self.stored.get(&id).copied()?;
+            self.stored.insert(id, (seq, false));
+            Some(Published { id: id.to_string(), seq, is_new })
         });
-        Ok(answers.collect())
+        answers.collect()
     }
 }

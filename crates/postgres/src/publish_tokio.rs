@@ -1,12 +1,15 @@
 //! Publishing, and asking the inbox, through tokio-postgres, in the caller's transaction.
 
-use std::collections::HashMap;
-
 use airtight_core::{Error, NewEvent, Published, Result};
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
-use crate::{Inbox, PgOutbox, error::from_sqlstate, publish::Rows};
+use crate::{
+    Inbox, PgOutbox,
+    error::from_sqlstate,
+    publish::{Answers, Rows},
+    schema::sequence,
+};
 
 impl PgOutbox {
     /// Publishes one event through a tokio-postgres client or transaction.
@@ -50,21 +53,29 @@ impl PgOutbox {
                 ],
             )
             .await
-            .map_err(|error| from_tokio(&error))?;
-        let mut found = HashMap::with_capacity(returned.len());
+            .map_err(|error| match error.as_db_error().and_then(|error| error.constraint()) {
+                Some(constraint) if constraint == self.primary_key() => sequence::behind(self, None),
+                _ => from_tokio(&error),
+            })?;
+        let mut answer = Answers::default();
         let column = |error: tokio_postgres::Error| from_tokio(&error);
         for row in returned {
-            let id: Uuid = row.try_get(0).map_err(column)?;
-            found.insert(id, (row.try_get(1).map_err(column)?, row.try_get(2).map_err(column)?));
+            let (id, seq): (Uuid, i64) = (row.try_get(0).map_err(column)?, row.try_get(1).map_err(column)?);
+            answer.note(id, seq, row.try_get(2).map_err(column)?);
         }
-        let missing = rows.missing(&found);
+        let missing = answer.missing(&rows.ids);
         if !missing.is_empty() {
-            for row in client.query(&self.find_sql(), &[&missing]).await.map_err(column)? {
-                let id: Uuid = row.try_get(0).map_err(column)?;
-                found.insert(id, (row.try_get(1).map_err(column)?, false));
+            let drawn = answer.drawn(&missing);
+            for row in client.query(&self.find_sql(), &[&missing, &drawn]).await.map_err(column)? {
+                answer.found(row.try_get(0).map_err(column)?, row.try_get(1).map_err(column)?);
             }
         }
-        rows.answer(found)
+        if let Some(error) = answer.refused(self, &rows.ids) {
+            // It fails, which is what it is for.
+            _ = client.batch_execute(&Self::abort_sql(&error)).await;
+            return Err(error);
+        }
+        Ok(answer.answer(rows.ids))
     }
 }
 

@@ -157,7 +157,7 @@ async fn ten_processes_may_migrate_at_once() {
     for task in tasks {
         applied += task.await.unwrap();
     }
-    assert_eq!(applied, 4, "each migration once");
+    assert_eq!(applied, 9, "each migration once");
 }
 
 #[tokio::test]

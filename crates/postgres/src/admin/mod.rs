@@ -46,13 +46,17 @@ impl Admin for PgOutbox {
             return log::findings(self).await;
         }
         let mut conn = self.acquire().await?;
+        let mut findings = self.missing(&mut conn).await?;
+        if findings.iter().any(|finding| finding.fatal) {
+            return Ok(findings);
+        }
         let columns = match Columns::load(self, &mut conn).await {
             Ok(columns) => columns,
             Err(error) => return Ok(vec![Finding { fatal: true, message: error.to_string() }]),
         };
         // There may be one connection only.
         conn.commit().await?;
-        let mut findings = fits::findings(self, &columns, Some(&columns.status)).await?;
+        findings.extend(fits::findings(self, &columns, Some(&columns.status)).await?);
         if findings.iter().any(|finding| finding.fatal) {
             return Ok(findings);
         }

@@ -430,6 +430,10 @@ pub(crate) async fn status(outbox: &PgOutbox) -> Result<Status> {
 
 pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
     let mut conn = outbox.acquire().await?;
+    let mut findings = outbox.missing(&mut conn).await?;
+    if findings.iter().any(|finding| finding.fatal) {
+        return Ok(findings);
+    }
     let table = match LogTable::load(outbox, &mut conn).await {
         Ok(table) => table,
         Err(error) => {
@@ -441,10 +445,13 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
         }
     };
+    findings.extend(outbox.sequence_finding(&mut conn).await?);
     // There may be one connection only.
     conn.commit().await?;
-    let mut findings = fits::findings(outbox, &table.columns, None).await?;
-    if findings.iter().any(|finding| finding.fatal) {
+    let unfit = fits::findings(outbox, &table.columns, None).await?;
+    let fatal = unfit.iter().any(|finding| finding.fatal);
+    findings.extend(unfit);
+    if fatal {
         return Ok(findings);
     }
     let mut conn = outbox.acquire().await?;

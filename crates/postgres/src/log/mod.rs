@@ -21,7 +21,7 @@ mod check;
 pub(crate) mod consumers;
 mod holes;
 pub(crate) mod parked;
-mod partitions;
+pub(crate) mod partitions;
 pub(crate) mod read;
 mod retention;
 mod seek;

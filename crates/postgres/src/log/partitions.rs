@@ -110,8 +110,11 @@ impl PgOutbox {
         let in_net = net_end(self, &mut conn, &table, &leaves).await?;
         // Where the net catches events already, more come before the partition is there: it begins well behind
         // them, or it would never be let in.
-        let from =
-            if in_net > end { in_net.max(last) + ROOM.max((rate / MINUTES_OF_A_DAY) as i64) } else { end };
+        let from = if in_net.max(last) > end {
+            in_net.max(last) + ROOM.max((rate / MINUTES_OF_A_DAY) as i64)
+        } else {
+            end
+        };
         let script = format!(
             "{LOCK_TIMEOUT}; CREATE TABLE {leaf} (LIKE {table} INCLUDING ALL); CREATE UNIQUE INDEX ON {leaf} (id); \
              ALTER TABLE {table} ATTACH PARTITION {leaf} FOR VALUES FROM ({from}) TO ({to})",
@@ -131,7 +134,7 @@ impl PgOutbox {
 }
 
 /// Whether a lock could not be had in time, or two of us stood in each other's way.
-pub(super) fn is_locked(error: &sqlx::Error) -> bool {
+pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     has_code(error, "55P03") || has_code(error, "40P01")
 }
 

@@ -144,3 +144,33 @@ async fn a_table_without_its_net() {
     log.run(&DRAIN).ok();
     assert_eq!(log.arrived("c.ndjson"), new);
 }
+
+/// A number is taken: refused, with exit code 1. Another is free and below the consumer's offset: stored there, where nobody
+/// would look again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_that_is_behind_its_table() {
+    let Some(log) = Log::create("cli_remedy_behind").await else { return };
+    log.publish_numbered("old", 50);
+    log.run(&DRAIN).ok();
+    log.execute("DELETE FROM airtight.outbox WHERE seq = 25; SELECT setval('airtight.outbox_seq', 23)").await;
+    let publish = |key: &'static str| {
+        log.run(&["publish", "--stream", "s", "--type", "T", "--aggregate-type", "A", "--key", key, "--json"])
+    };
+    let error = publish("refused").error(1);
+    assert!(error.contains("seq 24 of airtight.outbox is taken"), "{error}");
+    assert_eq!(publish("free").json()["seq"], 25);
+    for remedy in remedies(&error) {
+        log.follow(&remedy).await;
+    }
+    assert_eq!(publish("again").json()["seq"], 51);
+    let error = log.run(&DRAIN).error(1);
+    for remedy in remedies(&error) {
+        log.follow(&remedy).await;
+    }
+    log.run(&DRAIN).ok();
+    let arrived = log.arrived("c.ndjson");
+    assert!(
+        arrived.contains("free") && arrived.contains("again") && !arrived.contains("refused"),
+        "{arrived:?}"
+    );
+}
