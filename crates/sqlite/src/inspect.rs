@@ -390,6 +390,7 @@ pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
     if !findings.is_empty() && findings.iter().all(|finding| finding.fatal) {
         return Ok(findings);
     }
+    findings.extend(schema::notes(&mut conn, sql).await?.into_iter().map(note));
     let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await.map_err(db)?;
     if !mode.eq_ignore_ascii_case("wal") {
         findings.push(note(format!(

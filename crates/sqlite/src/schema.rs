@@ -4,9 +4,13 @@
 //! at once migrate once. Own tables and each canonical outbox have a version of their own, since a file may
 //! hold several outboxes, or only foreign ones. Which of `outbox:NAME` and `log:NAME` stands there is the shape
 //! that the canonical table has.
+//!
+//! A version is not believed: every statement makes what is not there, so all of them run each time, and what somebody has
+//! dropped is made again.
 
 use airtight_core::{
     Error, Result,
+    event::MAX_PAYLOAD_BYTES,
     table::{Shape, TableSpec, quote},
 };
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -136,11 +140,8 @@ const LOG_TABLES: [&str; 8] = [
 ];
 
 /// What version 3 adds where the tables of version 2 are there: which replay a consumer was last asked for, and of what.
-const REPLAY_COLUMNS: [&str; 3] = [
-    "ALTER TABLE airtight_consumer ADD COLUMN replay INTEGER",
-    "ALTER TABLE airtight_consumer ADD COLUMN replay_after INTEGER",
-    "ALTER TABLE airtight_consumer ADD COLUMN replay_through INTEGER",
-];
+const REPLAY_COLUMNS: [(&str, &str); 3] =
+    [("replay", "INTEGER"), ("replay_after", "INTEGER"), ("replay_through", "INTEGER")];
 
 /// The canonical log. Nothing in it is ever updated, and the seq is never given twice, also after the newest
 /// row was removed: that is what AUTOINCREMENT is for. The body comes last, so that what is looked at without it
@@ -164,6 +165,27 @@ fn log_table(sql: &Sql) -> String {
     payload_bytes BLOB
 )",
         sql.spec.qualified()
+    )
+}
+
+/// Refuses rows that no relay could deliver. One trigger for both: each costs an insert a tenth.
+fn refusal(sql: &Sql) -> String {
+    let (name, on) = (quote(&format!("{}_refuse", sql.spec.table)), quote(&sql.spec.table));
+    let name = match &sql.spec.schema {
+        Some(schema) => format!("{}.{name}", quote(schema)),
+        None => name,
+    };
+    let large = |column: &str| format!("octet_length(NEW.{column}) > {MAX_PAYLOAD_BYTES}");
+    let large = format!("({} OR {})", large("payload"), large("payload_bytes"));
+    format!(
+        "CREATE TRIGGER IF NOT EXISTS {name} BEFORE INSERT ON {on} WHEN {large} OR (NEW.headers <> '{{}}' AND CASE
+        WHEN NOT json_valid(NEW.headers) THEN 1 WHEN json_type(NEW.headers) <> 'object' THEN 1
+        ELSE EXISTS (SELECT 1 FROM json_each(NEW.headers) WHERE type <> 'text') END)
+    BEGIN
+        SELECT CASE WHEN {large}
+            THEN RAISE(ABORT, 'the payload is above the limit of {MAX_PAYLOAD_BYTES} bytes: store it elsewhere and publish a reference')
+            ELSE RAISE(ABORT, 'headers must be a JSON object of strings') END;
+    END"
     )
 }
 
@@ -229,6 +251,7 @@ fn outbox_tables(sql: &Sql) -> Vec<String> {
         index("suspect", "seq", "phase = 0 AND lost_leases >= 3"),
         index("unparted", "seq", "phase = 0 AND part IS NULL"),
         index("done", "finished_at, stream", "phase = 2"),
+        refusal(sql),
     ]
 }
 
@@ -238,7 +261,7 @@ impl SqliteOutbox {
         let sql = Sql::new(TableSpec::of_shape(shape, None, &Self::canonical_sql().spec.table));
         let mut statements: Vec<String> = vec![META.into()];
         for part in parts(&sql) {
-            statements.extend(part.statements(&sql, None));
+            statements.extend(part.statements(&sql));
             statements.push(format!(
                 "INSERT INTO airtight_meta (name, value) VALUES ({}, {}) ON CONFLICT (name) DO NOTHING",
                 airtight_core::table::literal(&part.name),
@@ -257,23 +280,15 @@ struct Part {
 }
 
 impl Part {
-    /// What leads from the version found to the newest.
-    fn statements(&self, sql: &Sql, found: Option<i64>) -> Vec<String> {
+    /// What makes whatever is not there.
+    fn statements(&self, sql: &Sql) -> Vec<String> {
         if !self.own {
             return match sql.shape {
                 Shape::Queue => outbox_tables(sql),
-                Shape::Log => vec![log_table(sql)],
+                Shape::Log => vec![log_table(sql), refusal(sql)],
             };
         }
-        let mut statements = Vec::new();
-        if found.is_none() {
-            statements.extend(OWN_TABLES.map(str::to_owned));
-        }
-        if found == Some(2) {
-            statements.extend(REPLAY_COLUMNS.map(str::to_owned));
-        }
-        statements.extend(LOG_TABLES.map(str::to_owned));
-        statements
+        OWN_TABLES.into_iter().chain(LOG_TABLES).map(str::to_owned).collect()
     }
 
     fn did(&self, sql: &Sql, found: Option<i64>) -> String {
@@ -350,11 +365,22 @@ pub(crate) async fn migrate(tx: &mut SqliteConnection, sql: &Sql) -> Result<Vec<
     for part in parts(sql) {
         let found = version(tx, &part.name).await?;
         refuse_newer(&part, found)?;
-        if found == Some(part.newest) {
-            continue;
-        }
-        for statement in part.statements(sql, found) {
+        let missing = missing(tx, sql, &part).await?;
+        for statement in part.statements(sql) {
             sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await.map_err(db)?;
+        }
+        if part.own {
+            add_columns(tx).await?;
+        }
+        if !part.own && missing.contains(&("table", sql.spec.table.clone())) && sql.shape == Shape::Log {
+            go_on_behind_consumers(tx, sql).await?;
+        }
+        if found == Some(part.newest) {
+            did.extend(missing.into_iter().map(|(kind, name)| {
+                let gone = if kind == "table" { ": what it held is gone" } else { "" };
+                format!("made the {kind} {name}, which was missing{gone}")
+            }));
+            continue;
         }
         did.push(part.did(sql, found));
         sqlx::query("INSERT INTO airtight_meta (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2")
@@ -365,6 +391,104 @@ pub(crate) async fn migrate(tx: &mut SqliteConnection, sql: &Sql) -> Result<Vec<
             .map_err(db)?;
     }
     Ok(did)
+}
+
+/// A log that is made anew gives no number again that a consumer has seen; and consumers that were behind others are told
+/// that they have missed something.
+async fn go_on_behind_consumers(tx: &mut SqliteConnection, sql: &Sql) -> Result<()> {
+    let outbox = sql.spec.display_name();
+    let last: i64 = sqlx::query_scalar(
+        "SELECT max(COALESCE((SELECT max(last_seq) FROM airtight_offset WHERE outbox = ?1), 0), \
+         COALESCE((SELECT max(seq) FROM airtight_floor WHERE outbox = ?1), 0))",
+    )
+    .bind(&outbox)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(db)?;
+    if last == 0 {
+        return Ok(());
+    }
+    let sequences = match &sql.spec.schema {
+        Some(schema) => format!("{}.sqlite_sequence", quote(schema)),
+        None => "sqlite_sequence".to_owned(),
+    };
+    let statement = format!("INSERT INTO {sequences} (name, seq) VALUES (?1, ?2)");
+    let insert = sqlx::query(AssertSqlSafe(statement)).bind(&sql.spec.table).bind(last);
+    insert.execute(&mut *tx).await.map_err(db)?;
+    sqlx::query("INSERT INTO airtight_floor (outbox, seq) VALUES (?1, ?2) ON CONFLICT (outbox) DO UPDATE SET seq = max(seq, ?2)")
+        .bind(outbox)
+        .bind(last)
+        .execute(&mut *tx)
+        .await
+        .map_err(db)?;
+    Ok(())
+}
+
+/// Adds the columns that came later to a table that is there without them.
+async fn add_columns(tx: &mut SqliteConnection) -> Result<()> {
+    let there = table_columns(tx, None, "airtight_consumer").await?;
+    for (column, kind) in REPLAY_COLUMNS {
+        if !there.iter().any(|there| there == column) {
+            let statement = format!("ALTER TABLE airtight_consumer ADD COLUMN {column} {kind}");
+            sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await.map_err(db)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a part should have and has not: its kind and its name.
+async fn missing(conn: &mut SqliteConnection, sql: &Sql, part: &Part) -> Result<Vec<(&'static str, String)>> {
+    let schema = if part.own { None } else { sql.spec.schema.as_deref() };
+    let statement = format!("SELECT name FROM {}.sqlite_schema", quote(schema.unwrap_or("main")));
+    let there: Vec<String> =
+        sqlx::query_scalar(AssertSqlSafe(statement)).fetch_all(&mut *conn).await.map_err(db)?;
+    Ok(part
+        .statements(sql)
+        .iter()
+        .filter_map(|statement| made_by(statement))
+        .filter(|(_, name)| !there.iter().any(|there| there.eq_ignore_ascii_case(name)))
+        .collect())
+}
+
+/// The kind and the name of what a statement makes.
+fn made_by(statement: &str) -> Option<(&'static str, String)> {
+    let kinds = [("TABLE", "table"), ("INDEX", "index"), ("TRIGGER", "trigger")];
+    kinds.into_iter().find_map(|(word, kind)| {
+        let rest = statement.strip_prefix(&format!("CREATE {word} IF NOT EXISTS "))?;
+        let (first, rest) = identifier(rest);
+        // A schema in front names no part of it.
+        Some((kind, rest.strip_prefix('.').map_or(first, |rest| identifier(rest).0)))
+    })
+}
+
+/// A name at the beginning of a text, and what follows it.
+fn identifier(text: &str) -> (String, &str) {
+    let Some(mut rest) = text.strip_prefix('"') else {
+        let end = text.find(|letter: char| letter.is_whitespace() || letter == '(').unwrap_or(text.len());
+        return (text[..end].to_owned(), &text[end..]);
+    };
+    let mut name = String::new();
+    while let Some(end) = rest.find('"') {
+        name.push_str(&rest[..end]);
+        rest = &rest[end + 1..];
+        let Some(more) = rest.strip_prefix('"') else { break };
+        name.push('"');
+        rest = more;
+    }
+    (name, rest)
+}
+
+/// What `migrate` would make again, and nothing stands still without: indexes, and the trigger.
+pub(crate) async fn notes(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    for part in parts(sql) {
+        let missing = missing(conn, sql, &part).await?;
+        let missing = missing.into_iter().filter(|(kind, _)| *kind != "table");
+        notes.extend(
+            missing.map(|(kind, name)| format!("the {kind} {name} is missing: run `airtight migrate`")),
+        );
+    }
+    Ok(notes)
 }
 
 /// Says what keeps the table from being read as what it is; all is well when it is empty.
@@ -396,7 +520,14 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
                 "airtight's tables ({}) are of version {found}, this program needs {}: run `airtight migrate`",
                 part.name, part.newest
             )),
-            found => refuse_newer(&part, found)?,
+            found => {
+                refuse_newer(&part, found)?;
+                let missing = missing(conn, sql, &part).await?;
+                let missing = missing.into_iter().filter(|(kind, _)| *kind == "table");
+                problems.extend(
+                    missing.map(|(_, name)| format!("the table {name} is missing: run `airtight migrate`")),
+                );
+            }
         }
     }
     let columns = table_columns(conn, sql.spec.schema.as_deref(), &sql.spec.table).await?;

@@ -115,3 +115,113 @@ async fn a_locked_database_is_busy_not_broken() {
     tx.rollback().await.unwrap();
     Admin::publish(&impatient, &[event("a")]).await.unwrap();
 }
+
+/// Drops each table, index and trigger in turn.
+#[tokio::test]
+async fn whatever_is_dropped_is_named_and_made_again() {
+    for fixture in [Fixture::new().await, Fixture::log().await] {
+        let schema = "SELECT group_concat(sql, ';') FROM (SELECT sql FROM sqlite_schema ORDER BY name)";
+        let whole = fixture.text(schema).await;
+        let objects: Vec<(String, String)> = sqlx::query_as(
+            "SELECT type, name FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite%'",
+        )
+        .fetch_all(fixture.outbox.pool())
+        .await
+        .unwrap();
+        for (kind, name) in objects {
+            if name == "airtight_meta" {
+                continue;
+            }
+            fixture.exec(&format!("DROP {kind} {name}")).await;
+            let findings = fixture.outbox.check().await.unwrap();
+            let named = |finding: &airtight_core::admin::Finding| {
+                finding.message.contains(&name) && finding.message.contains("airtight migrate")
+            };
+            assert!(
+                findings.iter().any(|one| named(one) && one.fatal == (kind == "table")),
+                "{name}: {findings:?}"
+            );
+            let did = fixture.outbox.migrate().await.unwrap();
+            assert!(did.iter().any(|line| line.contains(&name)), "{name}: {did:?}");
+            assert_eq!(fixture.text(schema).await, whole, "{name}");
+            assert!(fixture.outbox.migrate().await.unwrap().is_empty());
+            assert!(fixture.outbox.check().await.unwrap().is_empty());
+        }
+        // Not even what was made is known.
+        fixture.exec("DROP TABLE airtight_meta; DROP TABLE airtight_relay").await;
+        fixture.outbox.migrate().await.unwrap();
+        assert_eq!(fixture.text(schema).await, whole);
+    }
+}
+
+/// What was in the table is gone; no number comes again, and a consumer that had not seen all of it is told.
+#[tokio::test]
+async fn a_log_that_was_dropped_goes_on_behind_its_consumers() {
+    use airtight_core::log::LogAdmin;
+    let fixture = Fixture::log().await;
+    fixture.publish(&["a"; 8]).await;
+    for (consumer, seq) in [("ahead", 8), ("behind", 5)] {
+        let insert = "INSERT INTO airtight_consumer (outbox, name, partitions) VALUES ('airtight_outbox', '{}', 1); \
+             INSERT INTO airtight_offset (outbox, consumer, n, last_seq) VALUES ('airtight_outbox', '{}', 0, ";
+        fixture.exec(&format!("{}{seq})", insert.replace("{}", consumer))).await;
+    }
+    fixture.exec("DROP TABLE airtight_outbox").await;
+    let did = fixture.outbox.migrate().await.unwrap();
+    assert!(did.iter().any(|line| line.contains("airtight_outbox") && line.contains("gone")), "{did:?}");
+    assert_eq!(fixture.publish(&["a"]).await, [9]);
+    let consumers = fixture.outbox.consumers().await.unwrap();
+    let behind: Vec<(&str, bool)> =
+        consumers.iter().map(|one| (one.name.as_str(), one.behind_retention)).collect();
+    assert_eq!(behind, [("ahead", false), ("behind", true)]);
+}
+
+/// The number that AUTOINCREMENT keeps is no more than a lower bound: SQLite looks at the table as well.
+#[tokio::test]
+async fn numbers_that_are_set_back_clash_with_nothing() {
+    for fixture in [Fixture::new().await, Fixture::log().await] {
+        fixture.publish(&["a"; 8]).await;
+        fixture.exec("UPDATE sqlite_sequence SET seq = 3").await;
+        assert_eq!(fixture.publish(&["b", "c"]).await, [9, 10]);
+    }
+}
+
+#[tokio::test]
+async fn what_no_relay_could_deliver_is_refused() {
+    let insert = |payload: &str, bytes: &str, headers: &str| {
+        format!(
+            "INSERT INTO airtight_outbox (stream, event_type, aggregate_type, aggregate_id, payload, payload_bytes, headers) \
+             VALUES ('s', 'T', 'A', 'k', {payload}, {bytes}, {headers})"
+        )
+    };
+    let json = |bytes: usize| format!("json_quote(printf('%.*c', {}, 'x'))", bytes - 2);
+    let limit = airtight_core::event::MAX_PAYLOAD_BYTES;
+    for fixture in [Fixture::new().await, Fixture::log().await] {
+        let refused = async |sql: String| {
+            let error = sqlx::raw_sql(AssertSqlSafe(sql)).execute(fixture.outbox.pool()).await.unwrap_err();
+            error.as_database_error().unwrap().message().to_owned()
+        };
+        for headers in [r#"'{"n":1}'"#, r#"'{"n":null}'"#, r#"'{"a":"b","n":["x"]}'"#, "'[]'", "'nonsense'"] {
+            let sql = insert("'{}'", "NULL", headers);
+            for sql in [
+                sql.clone(),
+                sql.replace("INSERT", "INSERT OR IGNORE"),
+                format!("{sql} ON CONFLICT DO NOTHING"),
+            ] {
+                assert!(refused(sql).await.contains("headers must be a JSON object of strings"), "{headers}");
+            }
+        }
+        for sql in [
+            insert(&json(limit + 1), "NULL", "'{}'"),
+            insert("NULL", &format!("zeroblob({})", limit + 1), "'{}'"),
+        ] {
+            assert!(refused(sql).await.contains("16777216"));
+        }
+        for sql in [
+            insert(&json(limit), "NULL", r#"'{"a":"b"}'"#),
+            insert("NULL", &format!("zeroblob({limit})"), "'{}'"),
+        ] {
+            fixture.exec(&sql).await;
+        }
+        assert_eq!(fixture.text("SELECT count(*) FROM airtight_outbox").await, "2");
+    }
+}
