@@ -10,7 +10,7 @@ use airtight::{
     kafka::{KafkaConfig, KafkaSink},
     log::LogAdmin,
     nats::{NatsConfig, NatsSink},
-    postgres::{CdcOptions, PgOptions, PgOutbox},
+    postgres::{CdcOptions, Grantee, PgOptions, PgOutbox},
     rabbitmq::{RabbitmqConfig, RabbitmqSink},
     redis::{RedisConfig, RedisSink},
     sinks::{FileSink, StdoutSink},
@@ -172,6 +172,23 @@ impl Target {
             DatabaseUrl::Sqlite(_) => SqliteOutbox::migration_sql(self.shape()),
             DatabaseUrl::Postgres(_) => PgOutbox::migration_sql(&self.pg_options()),
         }
+    }
+
+    /// The SQL that gives a role the least rights it needs. Where nobody says what the outbox is for, the database does.
+    pub(crate) async fn grants_sql(&self, to: Grantee, role: &str) -> Outcome<String> {
+        if matches!(self.url, DatabaseUrl::Sqlite(_)) {
+            return Err(Failure::usage("--print-grants is for PostgreSQL: an SQLite file has no roles"));
+        }
+        let mut options = self.pg_options();
+        if self.database.shape.is_none()
+            && self.database.spec.is_none()
+            && let Store::Postgres(outbox) = self.open().await?
+        {
+            options.shape = if outbox.spec().status.is_some() { Shape::Queue } else { Shape::Log };
+        }
+        let publication = named(&self.database_name()?, "default", &CdcOptions::slot("")).publication;
+        PgOutbox::grants_sql(&options, to, role, &publication)
+            .map_err(|error| Failure::usage(error.to_string()))
     }
 
     fn shape(&self) -> Shape {

@@ -3,7 +3,8 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | `outbox` | [`PgOutbox`]: a database, a table, and what can be done with them |
-//! | `schema` | versioned migrations |
+//! | `schema` | versioned migrations, and what somebody dropped of them |
+//! | `grants` | the least rights of each role |
 //! | `publish` | one event or many, in the caller's transaction: sqlx, tokio-postgres |
 //! | `columns` | from a `TableSpec` to SQL expressions |
 //! | `queue` | claims, settles and leases: the statements behind [`airtight_core::queue::Queue`] |
@@ -21,6 +22,7 @@ mod columns;
 mod decode;
 mod error;
 mod fits;
+mod grants;
 mod handlers;
 mod inbox;
 mod listen;
@@ -35,6 +37,7 @@ mod schema;
 
 pub use self::{
     cdc::{CdcOptions, Lsn, PgCdc, Snapshot},
+    grants::Grantee,
     handlers::{Handled, HandlerError, PgHandlers},
     inbox::Inbox,
     log::PgLog,

@@ -132,11 +132,13 @@ pub(crate) struct DemoArgs {
 
 /// Create or upgrade airtight's tables
 ///
-/// Safe to run again, and from many processes at once. Refuses a schema that a newer airtight made.
+/// Safe to run again, and from many processes at once. Makes again what somebody has dropped, and moves a sequence on that is
+/// behind its table. Refuses a schema that a newer airtight made.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight migrate --url sqlite:shop.db\n  \
         airtight migrate --url postgres://app@localhost/shop --print > outbox.sql\n  \
-        airtight migrate --url postgres://app@localhost/shop --shape log")]
+        airtight migrate --url postgres://app@localhost/shop --shape log\n  \
+        airtight migrate --url postgres://app@localhost/shop --print-grants relay --role shop_relay | psql shop")]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
@@ -146,6 +148,13 @@ pub(crate) struct MigrateArgs {
     /// Print the SQL instead of running it, for those who apply it by hand
     #[arg(long)]
     pub(crate) print: bool,
+    /// PostgreSQL: print the least rights that a role needs, as SQL for the owner of the tables. Without --shape the database is
+    /// asked what the outbox is
+    #[arg(long, value_enum, value_name = "WHO", conflicts_with = "print")]
+    pub(crate) print_grants: Option<GranteeArg>,
+    /// The role that gets the rights [default: the same word]
+    #[arg(long, value_name = "NAME", requires = "print_grants")]
+    pub(crate) role: Option<String>,
     /// PostgreSQL: wake relays at every insert; costs a lock at commit, and such transactions cannot be prepared
     #[arg(long, conflicts_with = "no_notify")]
     pub(crate) notify: bool,
@@ -154,6 +163,20 @@ pub(crate) struct MigrateArgs {
     pub(crate) no_notify: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GranteeArg {
+    /// An application that publishes
+    Producer,
+    /// `run --read queue`, and whoever looks after events
+    Relay,
+    /// `run --read log`, and whoever looks after consumers
+    Consumer,
+    /// `run --read cdc`, and whoever looks after readers
+    Cdc,
+    /// Who looks, and changes nothing
+    Viewer,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,10 +1,10 @@
 //! `airtight migrate`.
 
-use airtight::table::Shape;
+use airtight::{postgres::Grantee, table::Shape};
 use serde_json::json;
 
 use crate::{
-    args::{MigrateArgs, ShapeArg},
+    args::{GranteeArg, MigrateArgs, ShapeArg},
     errors::Outcome,
     output::{self, counted},
     wiring::Target,
@@ -24,6 +24,11 @@ pub(crate) async fn run(args: &MigrateArgs) -> Outcome {
         let sql = target.migration_sql();
         return output::line(sql.trim_end());
     }
+    if let Some(to) = args.print_grants {
+        let to = grantee(to);
+        let sql = target.grants_sql(to, args.role.as_deref().unwrap_or(to.as_str())).await?;
+        return output::line(sql.trim_end());
+    }
     let store = target.create().await?;
     let mut steps = store.admin().migrate().await?;
     match store.make_partitions().await? {
@@ -40,4 +45,14 @@ pub(crate) async fn run(args: &MigrateArgs) -> Outcome {
         output::line(step)?;
     }
     Ok(())
+}
+
+fn grantee(arg: GranteeArg) -> Grantee {
+    match arg {
+        GranteeArg::Producer => Grantee::Producer,
+        GranteeArg::Relay => Grantee::Relay,
+        GranteeArg::Consumer => Grantee::Consumer,
+        GranteeArg::Cdc => Grantee::Cdc,
+        GranteeArg::Viewer => Grantee::Viewer,
+    }
 }

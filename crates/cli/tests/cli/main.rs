@@ -6,6 +6,7 @@
 //! | `config` | complaints about config files and addresses, `${ENV}` |
 //! | `brokers` | each broker from the command line alone, and `check --to` |
 //! | `foreign` | a table of the application's own, mapped by `[table]` |
+//! | `grants` | the least rights of each role, and what it can do with them |
 //! | `tables` | the same in both stores, with what goes wrong there |
 //! | `publish` | one event, NDJSON, bad lines |
 //! | `relay` | `run`: drain, follow, signals, sinks |
@@ -22,6 +23,7 @@ mod cdc;
 mod config;
 mod demo;
 mod foreign;
+mod grants;
 mod log;
 mod operate;
 mod postgres;
