@@ -44,8 +44,8 @@ impl Place {
     }
 
     fn url(&self) -> String {
-        let mut url = url::Url::parse(&self.db.url()).unwrap();
-        url.set_username(&self.role).unwrap();
+        let mut url = url::Url::parse(&self.db.url()).expect("a URL");
+        url.set_username(&self.role).expect("a URL that takes a name");
         url.into()
     }
 
