@@ -1,6 +1,9 @@
 //! Fetching: when to ask the source, for how much, and what to do with what comes.
 
+use std::time::Duration;
+
 use futures::FutureExt;
+use tokio::time::Instant;
 
 use super::{Engine, SOURCE_BACKOFF, log_failure};
 use crate::{
@@ -9,7 +12,8 @@ use crate::{
 };
 
 pub(super) enum Fetched {
-    Batch(u64, Result<Batch>),
+    /// Which fetch it was, how many events it could have brought, and how long it took.
+    Batch(u64, usize, Duration, Result<Batch>),
     Backlog(Result<crate::Backlog>),
     Waited,
 }
@@ -36,8 +40,13 @@ impl Engine {
         }
         let Some(limits) = self.room() else { return };
         self.fetches += 1;
-        let fetch = self.fetches;
-        self.fetch = Some(async move { Fetched::Batch(fetch, source.next(limits).await) }.boxed());
+        let (fetch, room) = (self.fetches, limits.events);
+        let next = async move {
+            let began = Instant::now();
+            let batch = source.next(limits).await;
+            Fetched::Batch(fetch, room, began.elapsed(), batch)
+        };
+        self.fetch = Some(next.boxed());
     }
 
     /// How much may be fetched; none while there is less room than is worth a round trip.
@@ -62,16 +71,34 @@ impl Engine {
             Fetched::Backlog(Ok(backlog)) => {
                 if backlog.unfinished <= backlog.blocked && self.is_quiet() {
                     self.stop(None);
+                } else if let Some(error) = self.hopeless(backlog) {
+                    self.stop(Some(error));
                 } else {
                     self.idle = true;
                 }
             }
-            Fetched::Batch(fetch, Ok(batch)) => {
+            Fetched::Batch(fetch, room, took, Ok(batch)) => {
                 self.fetch_failures = 0;
+                let events = batch.deliveries.len();
+                self.destinations.fetched(events, events >= room, took);
                 self.accept(fetch, batch);
             }
-            Fetched::Batch(_, Err(error)) | Fetched::Backlog(Err(error)) => self.on_source_error(error),
+            Fetched::Batch(.., Err(error)) | Fetched::Backlog(Err(error)) => self.on_source_error(error),
         }
+    }
+
+    /// Why a drain ends though something is left: whatever is not blocked waits for a destination that refuses.
+    fn hopeless(&self, backlog: crate::Backlog) -> Option<Error> {
+        let retries = self.retries_until.is_some_and(|until| until > Instant::now());
+        let what = self.destinations.hopeless().filter(|_| !retries && self.is_quiet())?;
+        let left = backlog.unfinished.saturating_sub(backlog.blocked);
+        Some(Error::unavailable(
+            "destination_away",
+            format!(
+                "{left} event(s) are left in the outbox, and wait for {what}. Mend it: what is wrong there, and run again; \
+                 none of them has cost an attempt"
+            ),
+        ))
     }
 
     pub(super) fn on_source_error(&mut self, error: Error) {
