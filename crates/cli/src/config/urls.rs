@@ -137,6 +137,9 @@ pub(crate) struct Webhook {
     pub(crate) timeout: Option<Duration>,
     pub(crate) concurrency: Option<usize>,
     pub(crate) format: Format,
+    pub(crate) ca: Option<PathBuf>,
+    /// It may hold a password.
+    pub(crate) proxy: Option<Secret>,
 }
 
 impl SinkTarget {
@@ -166,6 +169,8 @@ impl SinkTarget {
                     timeout: None,
                     concurrency: None,
                     format: Format::default(),
+                    ca: None,
+                    proxy: None,
                 }))
             }
             scheme => match BrokerKind::of_scheme(scheme) {
