@@ -458,5 +458,11 @@ pub(crate) fn webhook_config(webhook: &Webhook) -> WebhookConfig {
     if let Some(concurrency) = webhook.concurrency {
         config = config.concurrency(concurrency);
     }
+    if let Some(file) = &webhook.ca {
+        config = config.ca(file);
+    }
+    if let Some(proxy) = &webhook.proxy {
+        config = config.proxy(proxy.reveal());
+    }
     config.format(webhook.format)
 }

@@ -178,6 +178,25 @@ pub struct Status {
     pub consumers: Vec<crate::log::Consumer>,
     /// Those that follow the outbox through the WAL.
     pub slots: Vec<SlotStatus>,
+    /// What events wait for that are not to blame: destinations that are away, those with the most events first, at most
+    /// [`AWAY_SHOWN`] of them.
+    pub away: Vec<AwayStatus>,
+}
+
+/// How many destinations a status names.
+pub const AWAY_SHOWN: usize = 100;
+
+/// A destination that is away, as the events say that wait for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct AwayStatus {
+    /// Whose events, in a log and in the WAL; none in a queue.
+    pub consumer: Option<String>,
+    /// The error's code, as it is stored: see [`crate::Error::is_away_code`].
+    pub code: String,
+    /// Which destination, and what is wrong with it.
+    pub message: String,
+    /// How many events have been refused there, or kept from it. Those behind them in their keys are not counted.
+    pub events: u64,
 }
 
 /// A reader of the WAL, and the replication slot that it reads from.

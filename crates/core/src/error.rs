@@ -15,8 +15,9 @@ pub enum Class {
     Retryable,
     /// This event can never be accepted: malformed, too large, 400, 422. It is dead at once.
     Permanent,
-    /// Nothing can be accepted now: connection refused, wrong password, missing topic, 401, 403, 404. The
-    /// circuit opens and no attempt is spent, because one rotated password must not dead-letter a backlog.
+    /// Nothing can be accepted now: connection refused, wrong password, missing topic, 401, 403, 404. No attempt is
+    /// spent, because one rotated password must not dead-letter a backlog. It concerns the whole sink, and the circuit
+    /// opens; or, with [`Error::at`], one destination, and only the events for that one wait.
     Unavailable,
 }
 
@@ -41,13 +42,25 @@ struct Inner {
     code: Cow<'static, str>,
     message: String,
     retry_after: Option<Duration>,
+    destination: Option<String>,
+    lasting: bool,
 }
+
+/// What the code of a stored error begins with while its event waits for a destination that is away.
+const AWAY: &str = "away:";
 
 impl Error {
     /// An error of the given class. `code` is a short snake_case word; `message` says what is wrong and,
     /// where known, what to do.
     pub fn new(class: Class, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { class, code: code.into(), message: message.into(), retry_after: None }))
+        Self(Box::new(Inner {
+            class,
+            code: code.into(),
+            message: message.into(),
+            retry_after: None,
+            destination: None,
+            lasting: false,
+        }))
     }
 
     /// See [`Class::Retryable`].
@@ -69,6 +82,22 @@ impl Error {
     #[must_use]
     pub fn with_retry_after(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);
+        self
+    }
+
+    /// It concerns one destination of the sink, and not the others: a topic that is missing, an exchange without a
+    /// binding, an endpoint that is gone. Named as [`crate::Sink::destinations`] names it.
+    #[must_use]
+    pub fn at(mut self, destination: impl Into<String>) -> Self {
+        self.0.destination = Some(destination.into());
+        self
+    }
+
+    /// The other side says that this will not pass by itself (HTTP's 410). Whoever waits for an empty backlog need
+    /// not wait for it.
+    #[must_use]
+    pub fn lasting(mut self) -> Self {
+        self.0.lasting = true;
         self
     }
 
@@ -97,6 +126,38 @@ impl Error {
     /// How long the other side asked to be left alone.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
+    }
+
+    /// The one destination that an *unavailable* error is about; none for the whole sink.
+    pub fn destination(&self) -> Option<&str> {
+        self.0.destination.as_deref().filter(|_| self.0.class == Class::Unavailable)
+    }
+
+    /// See [`Error::lasting`].
+    pub fn is_lasting(&self) -> bool {
+        self.0.lasting
+    }
+
+    /// The error as it is stored with an event that waits for its destination: the code tells such events from those
+    /// that failed ([`Error::is_away_code`]), and the message names the destination.
+    #[must_use]
+    pub(crate) fn waiting(&self) -> Self {
+        let Some(destination) = self.destination() else { return self.clone() };
+        let mut waiting = self.clone();
+        waiting.0.code = format!("{AWAY}{}", self.code()).into();
+        waiting.0.message = format!("{destination} is away: {}", self.message());
+        waiting
+    }
+
+    /// The pattern, for SQL's `LIKE`, of codes that are stored with events that wait for a destination.
+    pub const AWAY_CODES: &'static str = "away:%";
+
+    /// The same for messages, where a table keeps no codes.
+    pub const AWAY_MESSAGES: &'static str = "% is away: %";
+
+    /// Whether a stored code says that an event waits for a destination.
+    pub fn is_away_code(code: &str) -> bool {
+        code.starts_with(AWAY)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
 /// `send` delivers the event at an index and answers for it. After the first event of a key that is not delivered,
 /// the rest of that key is [`Outcome::Skipped`], unsent: what is delivered is a prefix per key
 /// ([`crate::Capabilities::prefix_per_key`]). After the first that is [`Class::Unavailable`] nothing more is sent at
-/// all.
+/// all, unless it concerns one destination ([`crate::Error::at`]).
 pub async fn deliver_keyed<F, Fut>(batch: &[Delivery], window: usize, send: F) -> Vec<Outcome>
 where
     F: Fn(usize) -> Fut,
@@ -29,7 +29,9 @@ where
                 break;
             }
             let outcome = send(at).await;
-            if matches!(&outcome, Outcome::Failed(error) if error.class() == Class::Unavailable) {
+            if matches!(&outcome, Outcome::Failed(error)
+                if error.class() == Class::Unavailable && error.destination().is_none())
+            {
                 away.store(true, Ordering::Relaxed);
             }
             let goes_on = outcome.is_delivered();
@@ -111,6 +113,16 @@ mod tests {
         assert!(!sent.contains(&3), "{sent:?}");
         let of_b: Vec<usize> = sent.into_iter().filter(|at| [1, 4, 5].contains(at)).collect();
         assert_eq!(of_b, [1, 4, 5]);
+    }
+
+    #[tokio::test]
+    async fn a_destination_that_is_away_stops_its_key_and_nobody_else() {
+        let outcomes = deliver_keyed(&batch("aabc"), 1, async |at| match at {
+            0 => Outcome::Failed(Error::unavailable("no_topic", "missing").at("topic t")),
+            _ => Outcome::Delivered,
+        })
+        .await;
+        assert_eq!(words(&outcomes), "fsdd");
     }
 
     #[tokio::test]

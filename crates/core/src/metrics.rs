@@ -14,6 +14,15 @@ pub fn prometheus(status: &Status, prefix: &str) -> String {
     ] {
         page.family(name, help, [(vec![outbox], Some(value))]);
     }
+    page.family(
+        "outbox_waiting_for_destination",
+        "Events that wait for a destination that is away.",
+        status.away.iter().map(|one| {
+            let mut of = vec![outbox, ("destination", one.message.as_str())];
+            of.extend(one.consumer.as_deref().map(|consumer| ("consumer", consumer)));
+            (of, Some(one.events))
+        }),
+    );
     let streams = || status.streams.iter().map(|one| (one, vec![outbox, ("stream", one.stream.as_str())]));
     page.family("outbox_pending", "Due, never failed.", streams().map(|(s, of)| (of, Some(s.pending))));
     page.family(

@@ -155,16 +155,38 @@ impl Template {
                 Part::Field(field, name) => field.of(event).ok_or_else(|| self.missing(name)),
             };
         }
+        self.render_with(event, |value, out| out.push_str(value)).map(Cow::Owned)
+    }
+
+    /// The text for one event, with each value written by `write`, which may encode it.
+    pub fn render_with(&self, event: &Event, write: impl Fn(&str, &mut String)) -> Result<String> {
         let mut out = String::with_capacity(self.text.len() + 32);
         for part in &self.parts {
             match part {
                 Part::Text(text) => out.push_str(text),
                 Part::Field(field, name) => {
-                    out.push_str(&field.of(event).ok_or_else(|| self.missing(name))?);
+                    write(&field.of(event).ok_or_else(|| self.missing(name))?, &mut out);
                 }
             }
         }
-        Ok(out.into())
+        Ok(out)
+    }
+
+    /// The text with the same word in place of every field: to see whether something can be made of it.
+    pub fn sample(&self, word: &str) -> String {
+        let part = |part: &Part| match part {
+            Part::Text(text) => text.clone(),
+            Part::Field(..) => word.to_owned(),
+        };
+        self.parts.iter().map(part).collect()
+    }
+
+    /// The fields in it, by name, as an event has them.
+    pub fn values<'a>(&'a self, event: &'a Event) -> impl Iterator<Item = (&'a str, Cow<'a, str>)> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Text(_) => None,
+            Part::Field(field, name) => Some((name.as_str(), field.of(event)?)),
+        })
     }
 
     /// The text, if it is the same for all events.

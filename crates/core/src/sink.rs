@@ -21,6 +21,8 @@ use crate::{Error, Event, Result, source::Delivery};
 ///   promise this leaves it unset and never sees two events of one key at once.
 /// - **Classes.** Each failure says what it is ([`crate::Class`]): wrong classes lose nothing, but they
 ///   dead-letter healthy events or retry hopeless ones.
+/// - **Scope.** What is *unavailable* is the whole sink, or one of several destinations ([`Error::at`]). A failure of
+///   one destination leaves the events for the others in the batch to be delivered.
 /// - **Concurrency.** `deliver` is called [`Capabilities::concurrency`] times side by side at most, never
 ///   twice for one key.
 /// - **Bounds.** A sink buffers no more than the batch it was given, and has timeouts of its own.
@@ -39,6 +41,13 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Delivers a batch; see the contract.
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome>;
+
+    /// The destinations of an event that may be away while others are not, widest first: an exchange, and a routing key
+    /// of that exchange. Names as in [`Error::at`]. Empty where all events have the same destination: then the whole
+    /// sink is away with it. Asked only while a destination is away, or an error names one.
+    fn destinations(&self, _event: &Event) -> Vec<String> {
+        Vec::new()
+    }
 
     /// The event as it would be sent, for a person to look at; none where there is nothing to show. Sends nothing
     /// and needs no connection.

@@ -22,11 +22,12 @@ use crate::{Error, Event, Policy, Result};
 ///   [`Verdict::SettledInTransaction`], [`Verdict::Dead`] and [`Verdict::Unknown`] ends that.
 /// - **Committed only.** An event of a transaction that rolled back is never handed out.
 /// - **Order.** Events of one key leave `next` in order, across calls. When an event of a key was settled as
-///   [`Verdict::Retry`], no later event of that key is handed out by a `next` that *began* after that settle
-///   returned, until the event is finished. (The relay takes care of calls that overlapped with the settle.)
+///   [`Verdict::Retry`] or [`Verdict::Away`], no later event of that key is handed out by a `next` that *began* after
+///   that settle returned, until the event is finished. (The relay takes care of calls that overlapped with the settle.)
 /// - **Fencing.** A settle by someone who has lost ownership changes nothing and is counted in
 ///   [`Settled::fenced`]. Ownership is lost when its lease runs out; the batch's [`Ownership`] tells early.
-/// - **Attempts.** Handing out costs an attempt; [`Verdict::Released`] gives it back; a lost lease costs none.
+/// - **Attempts.** Handing out costs an attempt; [`Verdict::Released`] and [`Verdict::Away`] give it back; a lost lease
+///   costs none.
 /// - **Concurrency.** `next` and `settle` run side by side, one call of each at a time. Renewing leases while a
 ///   batch is being delivered is the source's own business.
 /// - **Cancellation.** `next` and `settle` are awaited to the end, unless one hangs when the relay stops: after
@@ -142,6 +143,14 @@ pub enum Verdict {
         /// How long to wait.
         after: Duration,
         /// Why it failed.
+        error: Error,
+    },
+    /// Its destination is away: it waits as long, as a retry does, with its key behind it, and is given back its
+    /// attempt. It is not in anybody's hands meanwhile.
+    Away {
+        /// How long to wait.
+        after: Duration,
+        /// What is wrong with the destination, to be stored with it.
         error: Error,
     },
     /// It was given up on. It stays until a person decides.

@@ -5,22 +5,20 @@
 //! ended or has not acknowledged anything for too long; then what it still holds is purged, and a new one is made.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use airtight_core::{Error, Result};
 use rdkafka::{
     ClientContext,
-    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
-    client::DefaultClientContext,
-    config::{FromClientConfig, FromClientConfigAndContext, RDKafkaLogLevel},
+    config::{FromClientConfigAndContext, RDKafkaLogLevel},
     error::{KafkaError, RDKafkaErrorCode as Code},
     message::{Message as _, ToBytes},
+    metadata::MetadataBroker,
     producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer},
 };
 use tokio::sync::Notify;
@@ -30,20 +28,16 @@ use crate::{
     config::KafkaConfig,
     connection::refused,
     errors::{self, Fate},
-    lanes::{Lanes, TopicLanes},
+    lanes::{Acknowledged, Lanes, TopicLanes},
+    topics::Topics,
 };
 
 /// Batches of this size fill a request and fit the default limit of brokers.
 const BATCH_BYTES: usize = 1_000_000;
 /// Below this a batch is one message in any case.
 const LEAST_BATCH_BYTES: usize = 1_000;
-/// How long a topic may take to appear where brokers create topics by themselves.
-const APPEARS_WITHIN: Duration = Duration::from_secs(3);
+/// How often it is looked whether a producer is still in use.
 const LOOK: Duration = Duration::from_millis(100);
-/// Topics that are known to exist; past this the list starts over.
-const KNOWN_TOPICS: usize = 10_000;
-/// How long the number of a topic's partitions is believed, as long as librdkafka believes it.
-const BELIEVED: Duration = Duration::from_secs(300);
 
 /// What became of one message.
 #[derive(Debug, Clone, Copy)]
@@ -88,6 +82,8 @@ pub(crate) struct Health {
     complaint: Complaint,
     /// No broker can be reached. librdkafka says so once, and never that one is back.
     down: AtomicBool,
+    /// Where the cluster says that its brokers are, once it has answered.
+    advertised: Mutex<String>,
 }
 
 impl Health {
@@ -96,6 +92,13 @@ impl Health {
             self.down.store(true, Ordering::Relaxed);
         }
         self.complaint.note(error, reason);
+    }
+
+    /// The cluster has answered, and said where its brokers are.
+    pub(crate) fn listed(&self, brokers: &[MetadataBroker]) {
+        let list: Vec<String> =
+            brokers.iter().map(|broker| format!("{}:{}", broker.host(), broker.port())).collect();
+        *lock(&self.advertised) = list.join(", ");
     }
 
     fn answered(&self) {
@@ -127,18 +130,24 @@ impl ProducerContext for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
         let error = match result {
-            Ok(message) if ticket.lanes.acknowledged(message.partition(), message.offset()) => {
-                self.0.answered();
-                None
-            }
-            Ok(message) => {
-                tracing::warn!(
-                    target: "airtight::kafka",
-                    topic = message.topic(), partition = message.partition(), offset = message.offset(),
-                    "a message was reported as delivered at an offset that cannot be; sending it again"
-                );
-                Some(Code::OutOfOrderSequenceNumber)
-            }
+            Ok(message) => match ticket.lanes.acknowledged(message.partition(), message.offset()) {
+                Acknowledged::Believed => {
+                    self.0.answered();
+                    None
+                }
+                // All that follow it in that partition are in doubt as well: said once.
+                doubted => {
+                    if doubted == Acknowledged::Impossible {
+                        tracing::warn!(
+                            target: "airtight::kafka",
+                            topic = message.topic(), partition = message.partition(), offset = message.offset(),
+                            "a message was reported as delivered at an offset that was there before, as after a topic was \
+                             deleted and made anew; sending it and those behind it again"
+                        );
+                    }
+                    Some(Code::OutOfOrderSequenceNumber)
+                }
+            },
             Err((error, _)) => Some(error.rdkafka_error_code().unwrap_or(Code::Fail)),
         };
         lock(&ticket.reports.arrived).push(Report { at: ticket.at, error });
@@ -148,7 +157,7 @@ impl ProducerContext for Context {
 
 /// One producer, from its first message to the fault that ends it.
 pub(crate) struct Producer {
-    inner: ThreadedProducer<Context>,
+    pub(crate) inner: ThreadedProducer<Context>,
     pub(crate) health: Arc<Health>,
     pub(crate) lanes: Lanes,
     /// Whether it was given up.
@@ -205,26 +214,11 @@ impl Producer {
     }
 }
 
-/// A topic that exists.
-#[derive(Debug, Clone, Copy)]
-struct Known {
-    partitions: i32,
-    since: Instant,
-}
-
-/// What was found of a topic.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
-    pub(crate) partitions: i32,
-    /// Whether that is the cluster's own word, or was until lately.
-    pub(crate) answered: bool,
-}
-
 /// Makes producers, and knows which topics there are.
 pub(crate) struct Client {
-    config: KafkaConfig,
+    pub(crate) config: KafkaConfig,
+    pub(crate) topics: Topics,
     current: Mutex<Option<Arc<Producer>>>,
-    topics: Mutex<HashMap<String, Known>>,
     batch_bytes: AtomicUsize,
 }
 
@@ -235,7 +229,7 @@ impl Client {
         Ok(Self {
             config,
             current: Mutex::default(),
-            topics: Mutex::default(),
+            topics: Topics::default(),
             batch_bytes: AtomicUsize::new(BATCH_BYTES),
         })
     }
@@ -321,123 +315,22 @@ impl Client {
 
     /// Why nothing is acknowledged, in words.
     pub(crate) fn away(&self, producer: &Producer) -> Error {
-        errors::away(self.brokers(), producer.refused().or_else(|| producer.health.complaint.last()))
+        let trouble = producer.refused().or_else(|| producer.health.complaint.last());
+        errors::away(self.brokers(), trouble, &lock(&producer.health.advertised))
     }
 
     /// What an error code on a message means.
     pub(crate) fn fate(&self, topic: &str, code: Code) -> Fate {
-        let fate = errors::fate(self.brokers(), topic, code);
         if matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) {
-            lock(&self.topics).remove(topic);
+            self.topics.forget(topic);
         }
-        fate
-    }
-
-    /// Makes sure that a topic is there, before a message to it would wait for half a minute; the number of its partitions,
-    /// and whether the cluster could be asked.
-    pub(crate) async fn topic(&self, topic: &str) -> Result<Found> {
-        let known = lock(&self.topics).get(topic).copied();
-        let partitions = match known {
-            Some(known) if known.since.elapsed() < BELIEVED => known.partitions,
-            Some(known) => {
-                // Others need not ask meanwhile.
-                self.remember(topic, known.partitions);
-                match self.look(&self.producer()?, topic).await {
-                    Ok(Ok(partitions)) => partitions,
-                    Ok(Err(Code::UnknownTopicOrPartition)) => self.find(topic).await?,
-                    // It was there, and still is as far as anybody knows.
-                    Ok(Err(_)) => known.partitions,
-                    Err(_) => return Ok(Found { partitions: known.partitions, answered: false }),
-                }
-            }
-            None => self.find(topic).await?,
-        };
-        if known.is_none_or(|known| known.partitions != partitions) {
-            self.remember(topic, partitions);
-        }
-        Ok(Found { partitions, answered: true })
-    }
-
-    /// What is known of a topic, however old that is.
-    pub(crate) fn known(&self, topic: &str) -> Option<i32> {
-        lock(&self.topics).get(topic).map(|known| known.partitions)
-    }
-
-    fn remember(&self, topic: &str, partitions: i32) {
-        let mut topics = lock(&self.topics);
-        if topics.len() >= KNOWN_TOPICS {
-            topics.clear();
-        }
-        topics.insert(topic.to_owned(), Known { partitions, since: Instant::now() });
-    }
-
-    /// Looks for a topic, creates it where that is wanted, and waits for it to appear.
-    async fn find(&self, topic: &str) -> Result<i32> {
-        let producer = self.producer()?;
-        let deadline = Instant::now() + APPEARS_WITHIN;
-        let mut created = false;
-        loop {
-            match self.look(&producer, topic).await? {
-                Ok(partitions) => return Ok(partitions),
-                Err(Code::UnknownTopicOrPartition) if self.config.create && !created => {
-                    self.create(topic).await?;
-                    created = true;
-                }
-                Err(Code::UnknownTopicOrPartition | Code::LeaderNotAvailable)
-                    if Instant::now() < deadline =>
-                {
-                    tokio::time::sleep(LOOK).await;
-                }
-                Err(code) => return Err(errors::topic(self.brokers(), topic, code)),
-            }
-        }
-    }
-
-    /// What the cluster says of a topic: how many partitions it has, or what is wrong.
-    async fn look(&self, producer: &Arc<Producer>, topic: &str) -> Result<std::result::Result<i32, Code>> {
-        let (asked, name) = (producer.clone(), topic.to_owned());
-        let timeout = self.config.connection.connect_timeout;
-        let metadata =
-            blocking(move || Ok(asked.inner.client().fetch_metadata(Some(&name), timeout))).await?;
-        let Ok(metadata) = metadata else { return Err(self.away(producer)) };
-        let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
-            return Ok(Err(Code::UnknownTopicOrPartition));
-        };
-        if let Some(code) = found.error() {
-            return Ok(Err(code.into()));
-        }
-        let led = found.partitions().iter().all(|partition| partition.leader() >= 0);
-        let partitions = i32::try_from(found.partitions().len()).unwrap_or(i32::MAX);
-        Ok(if partitions > 0 && led { Ok(partitions) } else { Err(Code::LeaderNotAvailable) })
-    }
-
-    async fn create(&self, topic: &str) -> Result<()> {
-        let settings = self.config.connection.client_config(&[]).map_err(later)?;
-        let admin: AdminClient<DefaultClientContext> =
-            AdminClient::from_config(&settings).map_err(|error| later(refused(&error)))?;
-        let partitions = self.config.create_partitions.unwrap_or(-1);
-        let replication = TopicReplication::Fixed(self.config.create_replication.unwrap_or(-1));
-        let timeout = self.config.connection.connect_timeout;
-        let options = AdminOptions::new().request_timeout(Some(timeout)).operation_timeout(Some(timeout));
-        let topics = [NewTopic::new(topic, partitions, replication)];
-        let answer = admin.create_topics(&topics, &options).await;
-        // Its threads end with a wait.
-        drop(tokio::task::spawn_blocking(move || drop(admin)));
-        let code = match answer.map(|mut answer| answer.pop()) {
-            Ok(None | Some(Ok(_)) | Some(Err((_, Code::TopicAlreadyExists)))) => {
-                tracing::info!(target: "airtight::kafka", topic, "created the topic");
-                return Ok(());
-            }
-            Ok(Some(Err((_, code)))) => code,
-            Err(error) => error.rdkafka_error_code().unwrap_or(Code::Fail),
-        };
-        Err(errors::creating(self.brokers(), topic, code))
+        errors::fate(self.brokers(), topic, code, self.config.create)
     }
 }
 
 /// The settings were good when the sink was made. What is wrong with them now, a file that is being replaced or a host
 /// without threads to spare, is no event's fault.
-fn later(error: Error) -> Error {
+pub(crate) fn later(error: Error) -> Error {
     Error::unavailable(error.code().to_owned(), error.message())
 }
 
@@ -454,7 +347,9 @@ fn retire(producer: Arc<Producer>) {
 }
 
 /// librdkafka's calls that wait.
-async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn blocking<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     tokio::task::spawn_blocking(call)
         .await
         .unwrap_or_else(|_| Err(Error::retryable("shutdown", "the runtime is shutting down")))

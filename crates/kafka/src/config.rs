@@ -15,6 +15,11 @@ use crate::connection::{FIXED, KafkaConnection, refused};
 /// librdkafka's word for what Java's clients, Debezium among them, do.
 const PARTITIONER: &str = "murmur2_random";
 
+/// How many calls of the sink run side by side, and how much is in each.
+pub(crate) const CALLS: usize = 4;
+pub(crate) const BATCH_EVENTS: usize = 1_000;
+pub(crate) const BATCH_BYTES: usize = 8 << 20;
+
 /// Where to send events, and how. Checked by [`crate::KafkaSink::new`].
 #[derive(Debug, Clone)]
 pub struct KafkaConfig {
@@ -170,6 +175,28 @@ impl KafkaConfig {
         self.connection.settings.get("partitioner").is_none_or(|word| word == PARTITIONER)
     }
 
+    /// The relay bounds what is under way: calls side by side, and events and bytes in each. With less room than that,
+    /// librdkafka would refuse what it should send.
+    fn check_queue(&self) -> Result<()> {
+        let bytes = CALLS * self.max_message_bytes.max(BATCH_BYTES);
+        for (key, least) in [
+            ("queue.buffering.max.messages", CALLS * BATCH_EVENTS),
+            ("queue.buffering.max.kbytes", bytes / 1_024),
+        ] {
+            let set = self.connection.settings.get(key).and_then(|value| value.parse::<usize>().ok());
+            // Zero is "without a limit" for messages.
+            if let Some(set) = set.filter(|set| *set > 0 && *set < least) {
+                return Err(bad(
+                    key,
+                    format!(
+                        "is {set}, less than the {least} that the relay may have under way: remove it, or raise it"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// librdkafka's settings for the producer, with batches of at most `batch_bytes`.
     pub(crate) fn producer_config(&self, batch_bytes: usize) -> Result<ClientConfig> {
         const COMPRESSIONS: [&str; 5] = ["none", "gzip", "snappy", "lz4", "zstd"];
@@ -180,6 +207,7 @@ impl KafkaConfig {
         if self.timeout.is_zero() {
             return Err(bad("timeout", "must be longer than nothing"));
         }
+        self.check_queue()?;
         let (batch_bytes, max_bytes) = (batch_bytes.to_string(), self.max_message_bytes.to_string());
         let mut config = self.connection.client_config(&[
             ("partitioner", PARTITIONER),

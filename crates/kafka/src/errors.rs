@@ -3,6 +3,9 @@
 use airtight_core::Error;
 use rdkafka::error::RDKafkaErrorCode as Code;
 
+/// The code of a message that is larger than somebody takes.
+pub(crate) const TOO_LARGE: &str = "too_large";
+
 /// What follows from the error on one message.
 #[derive(Debug, Clone)]
 pub(crate) enum Fate {
@@ -15,10 +18,10 @@ pub(crate) enum Fate {
 }
 
 /// The fate of a message to `topic` that failed with `code`.
-pub(crate) fn fate(brokers: &str, topic: &str, code: Code) -> Fate {
+pub(crate) fn fate(brokers: &str, topic: &str, code: Code, create: bool) -> Fate {
     match code {
         Code::MessageSizeTooLarge | Code::InvalidMessageSize => Fate::Suspect(Error::permanent(
-            "too_large",
+            TOO_LARGE,
             format!(
                 "Kafka refuses the message as too large for topic `{topic}`: store the payload elsewhere and publish a reference, or raise the topic's `max.message.bytes`"
             ),
@@ -30,11 +33,26 @@ pub(crate) fn fate(brokers: &str, topic: &str, code: Code) -> Fate {
             ))
         }
         // Its name passed our own look, so it is a topic that Kafka keeps for itself.
-        Code::InvalidTopic => Fate::Suspect(self::topic(brokers, topic, code)),
+        Code::InvalidTopic => Fate::Suspect(self::topic(brokers, topic, code, create)),
+        Code::QueueFull => Fate::Away(Error::unavailable(
+            "queue_full",
+            "librdkafka's own queue has no room for what the relay has under way: raise \
+             `queue.buffering.max.messages` and `queue.buffering.max.kbytes`, or remove them (Kafka itself was not asked)",
+        )),
         code if is_collateral(code) => Fate::Collateral,
-        code if is_about_topic(code) => Fate::Away(self::topic(brokers, topic, code)),
-        code => Fate::Away(away(brokers, Some((code, format!("topic `{topic}`: {code}"))))),
+        code if is_about_topic(code) => Fate::Away(self::topic(brokers, topic, code, create)),
+        code => Fate::Away(away(brokers, Some((code, format!("topic `{topic}`: {code}"))), "")),
     }
+}
+
+/// A message that is larger than its topic takes, known before it is sent.
+pub(crate) fn over_limit(topic: &str, size: usize, limit: usize) -> Error {
+    Error::permanent(
+        TOO_LARGE,
+        format!(
+            "the message has more than {size} bytes, and topic `{topic}` takes {limit} (its `max.message.bytes`): store the payload elsewhere and publish a reference, or raise the topic's limit"
+        ),
+    )
 }
 
 /// What befalls a message because of another one, or a producer because of a message.
@@ -62,16 +80,33 @@ fn is_about_topic(code: Code) -> bool {
             | Code::UnknownPartition
             | Code::LeaderNotAvailable
             | Code::TopicAuthorizationFailed
+            | Code::NotEnoughReplicas
+            | Code::NotEnoughReplicasAfterAppend
     )
 }
 
-/// What is wrong with a topic, for everybody.
-pub(crate) fn topic(brokers: &str, topic: &str, code: Code) -> Error {
+/// A topic as a destination: its name in errors, and for [`airtight_core::Sink::destinations`].
+pub(crate) fn destination(topic: &str) -> String {
+    format!("topic {topic}")
+}
+
+/// What is wrong with a topic, for everybody who writes to it.
+pub(crate) fn topic(brokers: &str, topic: &str, code: Code, create: bool) -> Error {
+    about(brokers, topic, code, create).at(destination(topic))
+}
+
+fn about(brokers: &str, topic: &str, code: Code, create: bool) -> Error {
     match code {
         Code::TopicAuthorizationFailed => Error::unavailable(
             "rights",
             format!(
                 "Kafka at {brokers} does not let this user write to topic `{topic}`: grant Write and Describe on it"
+            ),
+        ),
+        Code::NotEnoughReplicas | Code::NotEnoughReplicasAfterAppend => Error::unavailable(
+            "too_few_replicas",
+            format!(
+                "topic `{topic}` at {brokers} has fewer replicas in sync than its `min.insync.replicas`: are all its brokers up?"
             ),
         ),
         Code::LeaderNotAvailable => Error::unavailable(
@@ -81,6 +116,12 @@ pub(crate) fn topic(brokers: &str, topic: &str, code: Code) -> Error {
         Code::InvalidTopic => {
             Error::permanent("bad_topic", format!("Kafka at {brokers} refuses the name of topic `{topic}`"))
         }
+        _ if create => Error::unavailable(
+            "no_topic",
+            format!(
+                "topic `{topic}` does not exist at {brokers}: `create` is set, and it is made at the next try, or the broker was slow to show it"
+            ),
+        ),
         _ => Error::unavailable(
             "no_topic",
             format!(
@@ -90,9 +131,30 @@ pub(crate) fn topic(brokers: &str, topic: &str, code: Code) -> Error {
     }
 }
 
+/// A topic whose partition has so many replicas in sync, fewer than it wants.
+pub(crate) fn too_few_replicas(
+    brokers: &str,
+    topic: &str,
+    partition: i32,
+    in_sync: usize,
+    wanted: Option<usize>,
+) -> Error {
+    let wanted = match wanted {
+        Some(wanted) => format!("its `min.insync.replicas` is {wanted}"),
+        None => "its `min.insync.replicas` seems to be higher".to_owned(),
+    };
+    Error::unavailable(
+        "too_few_replicas",
+        format!(
+            "topic `{topic}` at {brokers} takes nothing: {in_sync} of its replicas are in sync (partition {partition}), and {wanted}. Bring its brokers back, or lower the setting"
+        ),
+    )
+    .at(destination(topic))
+}
+
 /// Why a topic could not be created.
 pub(crate) fn creating(brokers: &str, topic: &str, code: Code) -> Error {
-    match code {
+    let error = match code {
         Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Error::unavailable(
             "rights",
             format!(
@@ -106,12 +168,39 @@ pub(crate) fn creating(brokers: &str, topic: &str, code: Code) -> Error {
             "no_topic",
             format!("topic `{topic}` could not be created at {brokers}: {code}"),
         ),
-    }
+    };
+    error.at(destination(topic))
 }
 
-/// Why nothing can be sent at all. `trouble` is the last thing that librdkafka has complained of.
-pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>) -> Error {
-    let Some((code, reason)) = trouble.filter(|(code, _)| *code != Code::AllBrokersDown) else {
+/// Why nothing can be sent at all. `trouble` is the last thing that librdkafka has complained of; `advertised` is where the
+/// cluster says that its brokers are, if it has answered.
+pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>, advertised: &str) -> Error {
+    let trouble = trouble.filter(|(code, _)| *code != Code::AllBrokersDown);
+    let is_elsewhere = |broker: &str| !brokers.split(',').any(|known| known.trim() == broker);
+    let is_unreachable = match &trouble {
+        Some((code, reason)) => {
+            is_connection(*code) && !brokers.split(',').any(|known| reason.contains(known.trim()))
+        }
+        None => true,
+    };
+    if is_unreachable && !advertised.is_empty() && advertised.split(", ").any(is_elsewhere) {
+        let reason = trouble.map(|(_, reason)| format!(" ({})", brief(&reason))).unwrap_or_default();
+        return Error::unavailable(
+            "advertised",
+            format!(
+                "the cluster answers at {brokers} and says that its brokers are at {advertised}, but nothing is acknowledged there: check `advertised.listeners`, and that these addresses can be reached from here{reason}"
+            ),
+        );
+    }
+    if trouble.is_none() && !advertised.is_empty() {
+        return Error::unavailable(
+            "no_answer",
+            format!(
+                "Kafka at {brokers} has answered before, and acknowledges nothing now: is a broker stuck or overloaded?"
+            ),
+        );
+    }
+    let Some((code, reason)) = trouble else {
         // A port where nobody listens refuses, and that is a reason; so somebody keeps silent.
         return Error::unavailable(
             "no_answer",
@@ -140,6 +229,11 @@ pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>) -> Error {
         ),
         _ => Error::unavailable("connect", format!("Kafka at {brokers} cannot be reached: {reason}")),
     }
+}
+
+/// What librdkafka says of a broker that it cannot reach.
+fn is_connection(code: Code) -> bool {
+    matches!(code, Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut)
 }
 
 fn speaks_something_else(reason: &str) -> bool {

@@ -79,11 +79,21 @@ impl Lanes {
 
 /// The partitions of one topic.
 #[derive(Debug, Default)]
-pub(crate) struct TopicLanes(Mutex<Vec<Option<Acknowledged>>>);
+pub(crate) struct TopicLanes(Mutex<Vec<Option<Last>>>);
+
+/// What to make of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Acknowledged {
+    Believed,
+    /// The first of its partition that cannot be.
+    Impossible,
+    /// One after that.
+    Doubted,
+}
 
 /// The last that a partition has acknowledged.
 #[derive(Debug, Clone, Copy)]
-struct Acknowledged {
+struct Last {
     offset: i64,
     at: Instant,
     /// Something was reported that cannot be.
@@ -104,16 +114,20 @@ impl TopicLanes {
     }
 
     /// Takes note of a report in the order in which librdkafka makes them; whether it can be believed.
-    pub(crate) fn acknowledged(&self, partition: i32, offset: i64) -> bool {
-        let Ok(at) = usize::try_from(partition) else { return false };
+    pub(crate) fn acknowledged(&self, partition: i32, offset: i64) -> Acknowledged {
+        let Ok(at) = usize::try_from(partition) else { return Acknowledged::Impossible };
         let mut lanes = lock(&self.0);
         if lanes.len() <= at {
             lanes.resize(at + 1, None);
         }
-        let last = lanes[at].unwrap_or(Acknowledged { offset: -1, at: Instant::now(), spoiled: false });
+        let last = lanes[at].unwrap_or(Last { offset: -1, at: Instant::now(), spoiled: false });
         let spoiled = last.spoiled || offset <= last.offset;
-        lanes[at] = Some(Acknowledged { offset: offset.max(last.offset), at: Instant::now(), spoiled });
-        !spoiled
+        lanes[at] = Some(Last { offset: offset.max(last.offset), at: Instant::now(), spoiled });
+        match (last.spoiled, spoiled) {
+            (true, _) => Acknowledged::Doubted,
+            (false, true) => Acknowledged::Impossible,
+            (false, false) => Acknowledged::Believed,
+        }
     }
 }
 
@@ -144,7 +158,7 @@ mod tests {
         let lanes = Lanes::default();
         let topic = lanes.of("t");
         assert!(!topic.is_open(3));
-        assert!(topic.acknowledged(3, 0));
+        assert_eq!(topic.acknowledged(3, 0), Acknowledged::Believed);
         assert!(lanes.of("t").is_open(3) && !topic.is_open(2) && !topic.is_open(4) && !topic.is_open(-1));
         assert!(!lanes.of("u").is_open(3));
     }
@@ -155,8 +169,9 @@ mod tests {
     fn offsets_that_do_not_rise_are_not_believed() {
         for reported in [[-1_001, -1_001, -1_001], [-1, 0, 1], [9, 10, 11], [-1, 50, 51]] {
             let topic = TopicLanes::default();
-            assert!((0..10).all(|offset| topic.acknowledged(0, offset)));
-            assert_eq!(reported.map(|offset| topic.acknowledged(0, offset)), [false; 3], "{reported:?}");
+            assert!((0..10).all(|offset| topic.acknowledged(0, offset) == Acknowledged::Believed));
+            let [first, rest @ ..] = reported.map(|offset| topic.acknowledged(0, offset));
+            assert_eq!((first, rest), (Acknowledged::Impossible, [Acknowledged::Doubted; 2]), "{reported:?}");
             assert!(!topic.is_open(0));
         }
     }

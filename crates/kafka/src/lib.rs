@@ -42,10 +42,13 @@
 //! | invalid record or timestamp | permanent, `refused` |
 //! | a topic's name that Kafka refuses; a field that the template lacks | permanent, `bad_topic`, `missing_field` |
 //! | login refused; TLS fails | unavailable, `credentials`, `tls` |
-//! | no right to write, to create, or to write with idempotence | unavailable, `rights` |
-//! | topic missing, and neither we nor the broker may create it | unavailable, `no_topic` |
+//! | no right to write with idempotence | unavailable, `rights` |
+//! | no right to write to a topic, or to create it | unavailable for this topic, `rights` |
+//! | topic missing, and neither we nor the broker may create it | unavailable for this topic, `no_topic` |
+//! | fewer replicas in sync than `min.insync.replicas`; a partition without a leader | unavailable for this topic, `too_few_replicas`, `no_leader` |
 //! | connection refused, host not found, no answer, another protocol | unavailable, `connect`, `dns`, `no_answer`, `not_kafka` |
-//! | nothing acknowledged for `timeout`, e.g. too few in-sync replicas | unavailable, as the cause |
+//! | brokers that cannot be reached where the cluster says they are | unavailable, `advertised` |
+//! | nothing acknowledged for `timeout` | unavailable, as the cause |
 //! | a fatal error of the producer | none: a new producer is made, and the call goes on |
 //!
 //! librdkafka retries what may pass by itself, in order, for as long as the call lasts.
@@ -58,8 +61,10 @@ mod connection;
 mod encode;
 mod errors;
 mod lanes;
+mod places;
 mod sink;
 mod source;
+mod topics;
 
 pub use self::{
     bus::NonAtomicKafkaBus,

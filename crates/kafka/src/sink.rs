@@ -28,14 +28,19 @@ use tokio::time::Instant;
 
 use crate::{
     client::{Client, Producer, Reports},
-    config::KafkaConfig,
-    encode::{Address, Encode},
-    errors::Fate,
-    lanes::{TopicLanes, partition_of},
+    config::{BATCH_BYTES, BATCH_EVENTS, CALLS, KafkaConfig},
+    encode::Encode,
+    errors::{self, Fate, destination},
+    lanes::TopicLanes,
+    places::{NOT_LOOKED_AT, Place, Topic},
 };
 
-/// How often a call starts over for events that fell with others.
+/// How often a call starts over in vain for events that fell with others.
 const PASSES: usize = 4;
+/// How long nothing is acknowledged before the topics that it should come from are looked at.
+const STUCK: Duration = Duration::from_secs(3);
+/// How many of them are looked at each time.
+const LOOKED_AT: usize = 16;
 /// How many suspects of a refused request are sent alone before the rest is left to the next call.
 const SUSPECTS: usize = 20;
 /// How long all brokers may be out of reach before a call gives up. A broker's restart takes about as long.
@@ -49,8 +54,8 @@ const PURGE: Duration = Duration::from_secs(2);
 
 /// Writes each event to a Kafka topic; see the crate's documentation.
 pub struct KafkaSink {
-    client: Client,
-    encode: Encode,
+    pub(crate) client: Client,
+    pub(crate) encode: Encode,
     timeout: Duration,
 }
 
@@ -62,96 +67,10 @@ impl KafkaSink {
         Ok(Self { client: Client::new(config)?, encode, timeout })
     }
 
-    /// Where the events of a batch go, each looked at once.
-    async fn places<'a>(&'a self, batch: &'a [Delivery]) -> (Vec<Topic>, Vec<Result<Place<'a>>>) {
-        let mut topics: Vec<Topic> = Vec::new();
-        // By what decides on the topic: a template or a regex need not be followed for each event.
-        let mut known: HashMap<String, Result<usize>> = HashMap::new();
-        let mut places = Vec::with_capacity(batch.len());
-        for delivery in batch {
-            places.push(self.encode.address(&delivery.event).and_then(|address| {
-                let topic = match known.get(address.by.as_ref()) {
-                    Some(topic) => topic.clone(),
-                    None => {
-                        let topic = self.encode.topic_of(&address.by).map(|topic| enter(&mut topics, &topic));
-                        known.insert(address.by.as_ref().to_owned(), topic.clone());
-                        topic
-                    }
-                }?;
-                Ok(Place { topic, partition: address.partition, address })
-            }));
-        }
-        self.look(&mut topics).await;
-        for (place, delivery) in places.iter_mut().zip(batch) {
-            if let Ok(place) = place
-                && place.partition.is_none()
-                && self.client.knows_partitions()
-                && let Ok(partitions) = topics[place.topic].partitions
-            {
-                // What has no key goes anywhere, but always there.
-                let key = place.address.key.as_deref().unwrap_or(delivery.event.id.as_bytes());
-                place.partition = Some(partition_of(key, partitions));
-            }
-        }
-        (topics, places)
-    }
-
-    /// How many partitions the topics have, or what is wrong with those that cannot be written to.
-    async fn look(&self, topics: &mut [Topic]) {
-        let began = Instant::now();
-        let (mut away, mut answers): (Option<Error>, bool) = (None, true);
-        for topic in topics {
-            // A batch may have a thousand topics, and each of them may take its time to be missing.
-            let is_late = began.elapsed() >= self.client.patience();
-            topic.partitions = match (self.client.known(&topic.name), away.clone()) {
-                (Some(known), _) if !answers => Ok(known),
-                (_, Some(away)) if is_late => Err(away),
-                _ => self.client.topic(&topic.name).await.map(|found| {
-                    answers &= found.answered;
-                    found.partitions
-                }),
-            };
-            if let Err(error) = &topic.partitions
-                && error.class() == Class::Unavailable
-            {
-                away = Some(error.clone());
-            }
-        }
-    }
-}
-
-/// A topic that a batch goes to.
-struct Topic {
-    name: String,
-    partitions: Result<i32>,
-}
-
-/// The index of a topic in the list, at its end if it was not there.
-fn enter(topics: &mut Vec<Topic>, name: &str) -> usize {
-    topics.iter().position(|topic| topic.name == name).unwrap_or_else(|| {
-        topics.push(Topic { name: name.to_owned(), partitions: Ok(0) });
-        topics.len() - 1
-    })
-}
-
-/// Where one event goes.
-struct Place<'a> {
-    topic: usize,
-    /// None where only librdkafka knows.
-    partition: Option<i32>,
-    address: Address<'a>,
-}
-
-impl Place<'_> {
-    /// Whether the two keep their order once the broker knows the producer: both go to one partition.
-    fn keeps_order_with(&self, other: &Self) -> bool {
-        let (own, others) = (self.address.key.as_deref(), other.address.key.as_deref());
-        self.topic == other.topic
-            && match (self.partition, other.partition) {
-                (Some(one), Some(another)) => one == another,
-                (None, None) => own.is_some() && own == others,
-                _ => false,
-            }
+    /// Whether nobody can be accepted because of this, or only those for one topic of several.
+    pub(crate) fn is_whole(&self, error: &Error) -> bool {
+        let is_everybodys = error.destination().is_none() || self.encode.only_topic().is_some();
+        error.class() == Class::Unavailable && is_everybodys
     }
 }
 
@@ -168,7 +87,13 @@ impl fmt::Debug for KafkaSink {
 impl Sink for KafkaSink {
     fn capabilities(&self) -> Capabilities {
         let wants_rows = self.encode.format() == Format::Debezium;
-        Capabilities { prefix_per_key: true, concurrency: 4, wants_rows, ..Capabilities::default() }
+        Capabilities {
+            prefix_per_key: true,
+            concurrency: CALLS,
+            max_batch_events: BATCH_EVENTS,
+            max_batch_bytes: BATCH_BYTES,
+            wants_rows,
+        }
     }
 
     async fn open(&self) -> Result<()> {
@@ -177,6 +102,16 @@ impl Sink for KafkaSink {
             Some(topic) => self.client.topic(topic).await.map(drop),
             None => Ok(()),
         }
+    }
+
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        if self.encode.only_topic().is_some() {
+            return Vec::new();
+        }
+        let address = self.encode.address(event);
+        let topic =
+            address.and_then(|address| self.encode.topic_of(&address.by).map(|name| destination(&name)));
+        topic.into_iter().collect()
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
@@ -192,13 +127,14 @@ impl Sink for KafkaSink {
             one_by_one: false,
             refused_bytes: 0,
         };
-        for _ in 0..PASSES {
-            if call.away || call.unresolved().next().is_none() {
-                break;
-            }
+        call.leave_out_unseen();
+        let mut in_vain = 0;
+        while in_vain < PASSES && !call.away && call.unresolved().next().is_some() {
+            let before = call.resolved();
             if let Err(error) = call.pass().await {
                 call.give_up(&error);
             }
+            in_vain = if call.resolved() > before { 0 } else { in_vain + 1 };
         }
         call.answer()
     }
@@ -237,8 +173,9 @@ struct Flight {
     reports: Arc<Reports>,
     /// What the producer knows of each topic's partitions.
     lanes: Vec<Arc<TopicLanes>>,
-    /// Sent and not reported yet.
+    /// Sent and not reported yet; and how many of them to each topic.
     open: usize,
+    open_of: Vec<usize>,
     /// What fell, with the code.
     fallen: Vec<(usize, Code)>,
 }
@@ -255,6 +192,17 @@ impl Call<'_> {
                 chain.iter().position(|at| !matches!(self.outcomes[*at], Some(Outcome::Delivered)))?;
             self.outcomes[chain[first]].is_none().then_some(&chain[first..])
         })
+    }
+
+    /// Events for topics that there was no time to look at are left to the next call.
+    fn leave_out_unseen(&mut self) {
+        for (place, outcome) in self.places.iter().zip(&mut self.outcomes) {
+            if let Ok(place) = place
+                && matches!(self.topics[place.topic].partitions, Ok(NOT_LOOKED_AT))
+            {
+                *outcome = Some(Outcome::Skipped);
+            }
+        }
     }
 
     /// Sends all that is unresolved, and waits for what becomes of it.
@@ -290,7 +238,20 @@ impl Call<'_> {
 
     fn flight_with(&self, producer: Arc<Producer>) -> Flight {
         let lanes = self.topics.iter().map(|topic| producer.lanes.of(&topic.name)).collect();
-        Flight { producer, lanes, reports: Arc::default(), open: 0, fallen: Vec::new() }
+        let open_of = vec![0; self.topics.len()];
+        Flight { producer, lanes, reports: Arc::default(), open: 0, open_of, fallen: Vec::new() }
+    }
+
+    /// One message was reported.
+    fn reported(&self, at: usize, flight: &mut Flight) {
+        flight.open -= 1;
+        if let Ok(place) = &self.places[at] {
+            flight.open_of[place.topic] -= 1;
+        }
+    }
+
+    fn resolved(&self) -> usize {
+        self.outcomes.iter().flatten().count()
     }
 
     /// Sends one event to each partition that waits for one and is not open, and waits until they are.
@@ -325,15 +286,28 @@ impl Call<'_> {
 
     /// Waits until everything sent is reported, sending on behind each head.
     async fn collect(&mut self, flight: &mut Flight, behind: &mut HashMap<usize, &[usize]>) -> Result<()> {
+        let (mut heard, mut looked) = (Instant::now(), Instant::now());
         while flight.open > 0 {
-            let Some(arrived) = self.sink.next(flight).await else {
-                let error = self.sink.client.away(&flight.producer);
-                self.recall(flight).await;
-                // What has fallen says why.
-                return if flight.fallen.is_empty() { Err(error) } else { Ok(()) };
+            let Ok(arrived) = tokio::time::timeout(LOOK, flight.reports.next()).await else {
+                if heard.elapsed() >= self.sink.patience(flight) {
+                    let error = self.sink.client.away(&flight.producer);
+                    self.recall(flight).await;
+                    // What has fallen says why.
+                    return if flight.fallen.is_empty() { Err(error) } else { Ok(()) };
+                }
+                if looked.elapsed() >= STUCK && flight.fallen.is_empty() {
+                    if self.find_trouble(flight).await {
+                        // A producer cannot take back what it holds for one topic alone. The next one sends the rest.
+                        self.recall(flight).await;
+                        return Ok(());
+                    }
+                    looked = Instant::now();
+                }
+                continue;
             };
+            (heard, looked) = (Instant::now(), Instant::now());
             for report in arrived {
-                flight.open -= 1;
+                self.reported(report.at, flight);
                 if let Some(code) = report.error {
                     flight.fallen.push((report.at, code));
                     continue;
@@ -345,6 +319,19 @@ impl Call<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether the cluster says of topics that acknowledge nothing what is wrong with them: too few replicas, no leader.
+    async fn find_trouble(&mut self, flight: &Flight) -> bool {
+        let silent = (0..self.topics.len()).filter(|topic| flight.open_of[*topic] > 0);
+        let mut found = false;
+        for topic in silent.take(LOOKED_AT).collect::<Vec<_>>() {
+            if let Some(error) = self.sink.client.trouble(&self.topics[topic].name).await {
+                self.topics[topic].partitions = Err(error);
+                found = true;
+            }
+        }
+        found
     }
 
     /// Sends the first events of chains, in the order of the batch. The rest of a chain may follow when the last of these is
@@ -403,7 +390,7 @@ impl Call<'_> {
         match self.hand_over(at, flight) {
             Ok(sent) => sent,
             Err(error) => {
-                self.away |= error.class() == Class::Unavailable;
+                self.away |= self.sink.is_whole(&error);
                 self.outcomes[at] = Some(Outcome::Failed(error));
                 false
             }
@@ -417,6 +404,10 @@ impl Call<'_> {
             return Err(trouble.clone());
         }
         let content = self.sink.encode.content(&self.batch[at].event, &place.address)?;
+        let least = content.body.as_ref().map_or(0, |body| body.len());
+        if let Some(limit) = topic.limit.filter(|limit| least > *limit) {
+            return Err(errors::over_limit(&topic.name, least, limit));
+        }
         let record = BaseRecord {
             topic: &topic.name,
             partition: place.partition,
@@ -430,6 +421,7 @@ impl Call<'_> {
         match flight.producer.send(record, ticket) {
             Ok(()) => {
                 flight.open += 1;
+                flight.open_of[place.topic] += 1;
                 Ok(true)
             }
             Err(code) => {
@@ -446,7 +438,7 @@ impl Call<'_> {
         let purged = async {
             while flight.open > 0 {
                 for report in flight.reports.next().await {
-                    flight.open -= 1;
+                    self.reported(report.at, flight);
                     if report.error.is_none() {
                         self.outcomes[report.at] = Some(Outcome::Delivered);
                     }
@@ -455,6 +447,7 @@ impl Call<'_> {
         };
         // What is not reported by then is not delivered as far as anybody knows.
         let _ = tokio::time::timeout(PURGE, purged).await;
+        flight.open = 0;
     }
 
     /// Finds out why messages fell: the producer's end, somebody's fault, or everybody's.
@@ -471,10 +464,45 @@ impl Call<'_> {
             match self.fate(at, code)? {
                 Fate::Collateral => {}
                 Fate::Suspect(error) => suspects.push((at, error)),
-                Fate::Away(error) => return Err(error),
+                Fate::Away(error) => self.set_away(at, error)?,
             }
         }
+        if self.find_limits(&suspects).await {
+            return Ok(());
+        }
         self.question(suspects).await
+    }
+
+    /// A topic has refused an event, and would refuse the others: what waits for it is not sent. An error where that is
+    /// everybody's.
+    fn set_away(&mut self, at: usize, error: Error) -> Result<()> {
+        match &self.places[at] {
+            Ok(place) if !self.sink.is_whole(&error) => {
+                self.topics[place.topic].partitions = Err(error);
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Asks how large a message may be in topics that have refused one for its size; whether one of these is certainly
+    /// larger. Then those are known, and need not be found by sending them one by one.
+    async fn find_limits(&mut self, suspects: &[(usize, Error)]) -> bool {
+        let mut is_any = false;
+        for (at, error) in suspects {
+            let Ok(place) = &self.places[*at] else { continue };
+            let topic = &mut self.topics[place.topic];
+            if error.code() != errors::TOO_LARGE {
+                continue;
+            }
+            if topic.limit.is_none() {
+                topic.limit = self.sink.client.ask_limit(&topic.name).await;
+            }
+            let content = self.sink.encode.content(&self.batch[*at].event, &place.address);
+            let least = content.ok().and_then(|content| content.body).map_or(0, |body| body.len());
+            is_any |= topic.limit.is_some_and(|limit| least > limit);
+        }
+        is_any
     }
 
     /// What a code means for one event.
@@ -505,22 +533,35 @@ impl Call<'_> {
         suspects.retain(|(at, _)| heads.contains(at));
         suspects.sort_by_key(|(at, _)| std::cmp::Reverse(self.batch[*at].event.payload.len()));
         let has_others = suspects.len() < all;
+        let mut is_any_guilty = false;
         // With a producer of their own, or they would share requests with what other calls send.
-        let mut flight = self.flight_with(self.sink.client.new_producer()?);
-        let _ended = Ended(&self.sink.client, flight.producer.clone());
+        let mut alone: Option<(Flight, Ended<'_>)> = None;
         for (at, error) in suspects.into_iter().take(SUSPECTS) {
+            let (mut flight, ended) = match alone.take() {
+                Some(alone) => alone,
+                None => {
+                    let flight = self.flight_with(self.sink.client.new_producer()?);
+                    let ended = Ended(&self.sink.client, flight.producer.clone());
+                    (flight, ended)
+                }
+            };
             self.send(at, &mut flight);
             self.collect(&mut flight, &mut HashMap::new()).await?;
-            let Some((_, code)) = flight.fallen.first() else { continue };
+            let Some((_, code)) = flight.fallen.first() else {
+                alone = Some((flight, ended)).filter(|(flight, _)| !flight.producer.has_ended());
+                continue;
+            };
+            // What it refused has ended the producer: the next suspect gets another.
             match self.fate(at, *code)? {
                 Fate::Suspect(_) => self.outcomes[at] = Some(Outcome::Failed(error)),
                 Fate::Collateral => {}
-                Fate::Away(error) => return Err(error),
+                Fate::Away(error) => self.set_away(at, error)?,
             }
-            self.refused_bytes = 0;
-            return Ok(());
+            is_any_guilty = true;
         }
-        if has_others {
+        if is_any_guilty {
+            self.refused_bytes = 0;
+        } else if has_others {
             (self.one_by_one, self.refused_bytes) = (true, bytes);
         } else if all > 1 {
             self.sink.client.shrink_batches(bytes);
@@ -575,22 +616,13 @@ impl Drop for Ended<'_> {
 }
 
 impl KafkaSink {
-    /// The next reports; none when it is time to give up.
-    async fn next(&self, flight: &Flight) -> Option<Vec<crate::client::Report>> {
-        let began = Instant::now();
-        loop {
-            if let Ok(arrived) = tokio::time::timeout(LOOK, flight.reports.next()).await {
-                return Some(arrived);
-            }
-            let patience = match flight.fallen.is_empty() {
-                // The producer has ended. What was on its way is acknowledged now, or not by this one.
-                false => ENDED,
-                true if flight.producer.health.is_down() => DOWN,
-                true => self.timeout,
-            };
-            if began.elapsed() >= patience {
-                return None;
-            }
+    /// How long nothing may be heard before what is on its way is given up.
+    fn patience(&self, flight: &Flight) -> Duration {
+        match flight.fallen.is_empty() {
+            // The producer has ended. What was on its way is acknowledged now, or not by this one.
+            false => ENDED,
+            true if flight.producer.health.is_down() => DOWN,
+            true => self.timeout,
         }
     }
 }

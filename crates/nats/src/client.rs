@@ -52,6 +52,8 @@ use crate::{
 const NOWHERE: &str = "nats://127.0.0.1:0";
 /// How often a silent connection is tested. Three tests unanswered end it.
 const PING: Duration = Duration::from_secs(10);
+/// How long a server may take to show that it is there, after a stream has not answered.
+const ALIVE: Duration = Duration::from_secs(2);
 /// How many complaints of the server are kept for those whom they concern.
 const COMPLAINTS: usize = 64;
 
@@ -133,6 +135,11 @@ impl Client {
     /// Gives a connection up, so that the next delivery makes a new one.
     fn forget(&self, connection: &Arc<Connection>) {
         connection.given_up.store(true, Ordering::Relaxed);
+        self.replace(connection);
+    }
+
+    /// Makes the next delivery use a new connection. This one is used to the end by those who have it.
+    fn replace(&self, connection: &Arc<Connection>) {
         let mut current = self.current();
         if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, connection)) {
             *current = None;
@@ -202,8 +209,22 @@ impl Client {
         })
     }
 
-    /// Publishes one message; `Ok` is the stream's acknowledgement.
+    /// Publishes one message; `Ok` is the stream's acknowledgement. An error says whether it is about this subject alone.
     pub(crate) async fn publish(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<Outcome> {
+        let error = match self.publish_now(connection, outgoing).await {
+            Err(error) if self.config.subject.constant().is_none() => error,
+            other => return other,
+        };
+        let is_narrow = match error.code() {
+            "not_permitted" => !is_about_hearing(error.message()),
+            // A stream without a quorum, or a server that is stuck?
+            "no_ack" => connection.answers().await,
+            _ => errors::is_about_subject(&error),
+        };
+        Err(if is_narrow { error.at(errors::destination(&outgoing.subject)) } else { error })
+    }
+
+    async fn publish_now(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<Outcome> {
         // Never closed.
         let _permit = self.window.acquire().await;
         if connection.given_up.load(Ordering::Relaxed) {
@@ -259,8 +280,11 @@ impl Client {
         let answer = asked.await.unwrap_or(Err(Unanswered::Late));
         // Late: nobody may be there any more. Denied: rights are those of a connection. Either way a new one is
         // the only way to know better.
-        if matches!(answer, Err(Unanswered::Late | Unanswered::Denied(_) | Unanswered::Lost(_))) {
-            self.forget(connection);
+        match &answer {
+            // Others have rights of their own: what they have under way goes on.
+            Err(Unanswered::Denied(complaint)) if !is_about_hearing(complaint) => self.replace(connection),
+            Err(Unanswered::Late | Unanswered::Denied(_) | Unanswered::Lost(_)) => self.forget(connection),
+            _ => {}
         }
         answer
     }
@@ -358,6 +382,12 @@ impl Connection {
         }
     }
 
+    /// Whether the server answers at all, though a stream did not.
+    async fn answers(&self) -> bool {
+        let request = self.nats.send_request("$JS.API.INFO".to_owned(), Request::new().timeout(None));
+        matches!(timeout(ALIVE, request).await, Ok(Ok(_)))
+    }
+
     fn last_complaint(&self) -> String {
         self.complaints.borrow().last().map(|text| printable(text.as_bytes())).unwrap_or_default()
     }
@@ -378,7 +408,7 @@ fn note(told: &watch::Sender<Vec<String>>, event: Event) {
 }
 
 fn is_about_hearing(complaint: &str) -> bool {
-    complaint.starts_with("Permissions Violation for Subscription")
+    complaint.contains("Permissions Violation for Subscription")
 }
 
 /// Whether somebody greeted, but not as a NATS server does.

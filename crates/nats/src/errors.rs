@@ -107,6 +107,17 @@ pub(crate) fn refused(refusal: &Refusal, subject: &str) -> Error {
     }
 }
 
+/// A subject as a destination: its name in errors, and for [`airtight_core::Sink::destinations`].
+pub(crate) fn destination(subject: &str) -> String {
+    format!("subject {subject}")
+}
+
+/// Whether an error is about the subject, or its stream, and says nothing of other subjects.
+pub(crate) fn is_about_subject(error: &Error) -> bool {
+    const CODES: [&str; 5] = ["no_stream", "wrong_stream", "not_jetstream", "sealed", "stream_full"];
+    CODES.contains(&error.code())
+}
+
 pub(crate) fn no_stream(subject: &str, stream: Option<&str>) -> Error {
     let what = match stream {
         None => "create one, or set `stream` and `create=true` to let airtight do so".to_owned(),

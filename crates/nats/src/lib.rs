@@ -53,6 +53,9 @@
 //! | JetStream has no leader, no resources, or is not enabled | unavailable | `jetstream`, `no_jetstream` |
 //! | no acknowledgement within `timeout` | unavailable | `no_ack` |
 //!
+//! Where the subject is a template, these are about the event's subject alone, and others go on: `not_permitted` to publish,
+//! `no_stream`, `wrong_stream`, `not_jetstream`, `stream_full`, `sealed`, and `no_ack` from a server that answers otherwise.
+//!
 //! An acknowledgement that does not come is *unavailable* and not *retryable*, because its causes are the
 //! stream's: no quorum, a server that is stuck, `no_ack`. None of them should use up the attempts of events.
 //!

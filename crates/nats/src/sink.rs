@@ -5,7 +5,7 @@ use std::fmt;
 use airtight_core::{Capabilities, Delivery, Event, Outcome, Preview, Result, Sink, keyed::deliver_keyed};
 use async_trait::async_trait;
 
-use crate::{client::Client, config::NatsConfig, encode::Outgoing};
+use crate::{client::Client, config::NatsConfig, encode::Outgoing, errors};
 
 /// How many batches may be under way. While one waits for its last answers, the next is on its way.
 const CONCURRENCY: usize = 4;
@@ -38,6 +38,14 @@ impl fmt::Debug for NatsSink {
 impl Sink for NatsSink {
     fn capabilities(&self) -> Capabilities {
         Capabilities { prefix_per_key: true, concurrency: CONCURRENCY, ..Capabilities::default() }
+    }
+
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        let subject = &self.client.config().subject;
+        match (subject.constant(), subject.render(event)) {
+            (None, Ok(subject)) => vec![errors::destination(&subject)],
+            _ => Vec::new(),
+        }
     }
 
     async fn open(&self) -> Result<()> {

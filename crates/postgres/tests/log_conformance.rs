@@ -130,6 +130,10 @@ impl LogUnderTest for Canonical {
         Arc::new(self.outbox.clone())
     }
 
+    async fn away(&self) -> Option<Vec<airtight_core::admin::AwayStatus>> {
+        Some(self.outbox.status().await.unwrap().away)
+    }
+
     async fn expire_leases(&self) {
         let sql = "UPDATE airtight.relay SET expires_at = now() - interval '1 s'";
         sqlx::raw_sql(sql).execute(self.outbox.pool()).await.unwrap();

@@ -229,7 +229,9 @@ impl Link {
                 self.forget(message, &error);
                 Err(error)
             }
-            Confirmation::Nack(None) | Confirmation::NotRequested => Err(errors::nacked(message)),
+            Confirmation::Nack(None) | Confirmation::NotRequested => {
+                Err(errors::nacked(&self.config, message))
+            }
         }
     }
 

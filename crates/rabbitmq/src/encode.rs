@@ -107,7 +107,8 @@ impl Writer {
         Ok(Preview::new(destination(exchange.as_str(), routing_key.as_str()), None, self.message(event)))
     }
 
-    fn names(&self, event: &Event) -> Result<(ShortString, ShortString)> {
+    /// Where an event goes: exchange and routing key.
+    pub(crate) fn names(&self, event: &Event) -> Result<(ShortString, ShortString)> {
         Ok((
             name(self.exchange.as_ref(), event, "bad_exchange", "exchange")?,
             name(self.routing_key.as_ref(), event, "bad_routing_key", "routing key")?,
@@ -149,7 +150,8 @@ fn name(template: Option<&Template>, event: &Event, code: &'static str, what: &s
     })
 }
 
-fn destination(exchange: &str, routing_key: &str) -> String {
+/// Where a message goes, in words.
+pub(crate) fn destination(exchange: &str, routing_key: &str) -> String {
     match (exchange, routing_key) {
         ("", queue) => format!("queue {queue}"),
         (exchange, "") => format!("exchange {exchange}"),

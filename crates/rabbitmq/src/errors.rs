@@ -6,7 +6,11 @@
 use airtight_core::Error;
 use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError, uri::AMQPScheme};
 
-use crate::{config::Unroutable, encode::Outgoing, resolved::Resolved};
+use crate::{
+    config::Unroutable,
+    encode::{Outgoing, destination},
+    resolved::Resolved,
+};
 
 /// What was under way when something went wrong.
 #[derive(Clone, Copy)]
@@ -54,6 +58,30 @@ pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>
 
 /// The broker's own codes; its text follows a dash in them: `NOT_FOUND - no exchange 'x' in vhost '/'`.
 fn refused(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
+    let error = meaning(config, said, doing);
+    let destination = match (said.get_id(), doing) {
+        (403 | 404 | 406, Doing::Preparing(what, false)) => Some(what.to_owned()),
+        // Rights may be for some routing keys of an exchange only.
+        (403, Doing::Publishing(message)) if said.get_message().as_str().contains("access to topic") => {
+            config.narrow(message.exchange.as_str(), message.routing_key.as_str())
+        }
+        (403 | 404, Doing::Publishing(message)) => {
+            config.wide(message.exchange.as_str(), message.routing_key.as_str())
+        }
+        _ => None,
+    };
+    about(error, destination)
+}
+
+/// An error about one destination of several, or about all.
+fn about(error: Error, destination: Option<String>) -> Error {
+    match destination {
+        Some(destination) => error.at(destination),
+        None => error,
+    }
+}
+
+fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
     let (address, vhost) = (&config.address, &config.uri.vhost);
     let text = said.get_message().as_str();
     match (said.get_id(), doing) {
@@ -88,8 +116,11 @@ fn refused(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
             "access_refused",
             format!("the user may not write to {}: grant it ({text})", message.destination()),
         ),
-        (404, Doing::Preparing(what, _)) => missing(what, text),
-        (404, Doing::Publishing(message)) => missing(&message.destination(), text),
+        (404, Doing::Preparing(what, _)) => missing(config, what, text),
+        // The routing key has nothing to do with it.
+        (404, Doing::Publishing(message)) => {
+            missing(config, &destination(message.exchange.as_str(), ""), text)
+        }
         (406, Doing::Preparing(what, _)) => Error::unavailable(
             "declared_differently",
             format!(
@@ -113,12 +144,20 @@ fn refused(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
     }
 }
 
-fn missing(what: &str, text: &str) -> Error {
+fn missing(config: &Resolved, what: &str, text: &str) -> Error {
     let (code, what) = match what.strip_prefix("queue ") {
         Some(queue) => ("no_queue", format!("there is no queue `{queue}`")),
         None => ("no_exchange", format!("there is no {what}")),
     };
-    Error::unavailable(code, format!("{what}: create it, or set `declare` to true ({text})"))
+    Error::unavailable(code, format!("{what}: {} ({text})", remedy(config)))
+}
+
+/// What makes a destination that is missing.
+fn remedy(config: &Resolved) -> &'static str {
+    match config.declare {
+        None => "create it, or set `declare` to true",
+        Some(_) => "it was deleted after it had been declared, and is declared again at the next try",
+    }
 }
 
 fn too_large(message: &Outgoing, text: &str) -> Error {
@@ -139,27 +178,29 @@ pub(crate) fn headers_too_large(message: &Outgoing, frame_max: usize) -> Error {
 pub(crate) fn unroutable(config: &Resolved, message: &Outgoing, returned: &BasicReturnMessage) -> Error {
     let destination = message.destination();
     let text = match message.exchange.as_str() {
-        "" => format!("there is no {destination}: create it, or set `declare` to true"),
+        "" => format!("there is no {destination}: {}", remedy(config)),
         _ => format!(
             "no queue is bound there for {destination}: bind one, or give the exchange an alternate one"
         ),
     };
     let text = format!("{text} ({})", returned.reply_text);
+    let narrow = config.narrow(message.exchange.as_str(), message.routing_key.as_str());
     match config.unroutable {
-        Unroutable::Wait => Error::unavailable("unroutable", text),
+        Unroutable::Wait => about(Error::unavailable("unroutable", text), narrow),
         Unroutable::Dead => Error::permanent("unroutable", text),
     }
 }
 
 /// The broker took the message and could not keep it. That is no event's fault, however long it lasts.
-pub(crate) fn nacked(message: &Outgoing) -> Error {
-    Error::unavailable(
+pub(crate) fn nacked(config: &Resolved, message: &Outgoing) -> Error {
+    let error = Error::unavailable(
         "nack",
         format!(
             "the broker could not store the message for {}: its queue is full (reject-publish) or failed",
             message.destination()
         ),
-    )
+    );
+    about(error, config.narrow(message.exchange.as_str(), message.routing_key.as_str()))
 }
 
 pub(crate) fn lost(config: &Resolved) -> Error {

@@ -60,10 +60,12 @@
 //! | no confirmation in time, from a broker that is there; from one that is not | retryable, unavailable `timeout` |
 //! | nobody there, another protocol, no TLS, a lost connection | unavailable `connect`, `other_protocol`, `tls`, `connection` |
 //!
-//! **An unroutable event** is held to be everyone's trouble, as a missing topic is, even if its routing key is made
-//! from its own fields: the event is sound, the binding is missing, and once an operator has made it the event can
-//! go. Until then all wait, and none is dead. Where routing keys are many and nobody needs all of them, that is the
-//! wrong answer: say `unroutable = "dead"`, or give the exchange an alternate one, which takes what nobody else does.
+//! Where exchange or routing key are templates, 403, 404 and 406 are about that exchange alone, and `unroutable` and `nack`
+//! about that routing key: events for others go on.
+//!
+//! **An unroutable event** waits, as for a missing topic, even if its routing key is made from its own fields: the event is
+//! sound, the binding is missing, and once an operator has made it the event can go. Until then all with that routing key
+//! wait, and none is dead. Where routing keys are many and nobody needs all of them, that is the wrong answer: say `unroutable = "dead"`, or give the exchange an alternate one, which takes what nobody else does.
 //!
 //! # What a confirmation promises, and what it does not
 //!

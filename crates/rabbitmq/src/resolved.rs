@@ -10,7 +10,10 @@ use lapin::{
     uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo},
 };
 
-use crate::config::{QueueType, RabbitmqConfig, Unroutable};
+use crate::{
+    config::{QueueType, RabbitmqConfig, Unroutable},
+    encode::destination,
+};
 
 /// AMQP's short strings, which all names are, have a byte for their length.
 pub(crate) const SHORT: usize = 255;
@@ -42,6 +45,22 @@ impl Resolved {
             None => (Destination::Queue, self.routing_key.as_ref()?),
         };
         Some((what, short(template.constant()?)?))
+    }
+
+    /// The exchange of a message, or its queue where there is none, as a destination that may be away on its own; none
+    /// where all messages have the same.
+    pub(crate) fn wide(&self, exchange: &str, routing_key: &str) -> Option<String> {
+        let key = if exchange.is_empty() { routing_key } else { "" };
+        self.destination().is_none().then(|| destination(exchange, key))
+    }
+
+    /// The same for its exchange and routing key together.
+    pub(crate) fn narrow(&self, exchange: &str, routing_key: &str) -> Option<String> {
+        let is_same = |template: &Option<Template>| {
+            template.as_ref().is_none_or(|template| template.constant().is_some())
+        };
+        let is_everyones = is_same(&self.exchange) && is_same(&self.routing_key);
+        (!is_everyones).then(|| destination(exchange, routing_key))
     }
 }
 

@@ -44,6 +44,14 @@ impl Sink for RabbitmqSink {
         Capabilities { prefix_per_key: true, concurrency: BATCHES, ..Capabilities::default() }
     }
 
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        let Ok((exchange, key)) = self.writer.names(event) else { return Vec::new() };
+        let (config, exchange, key) = (self.client.config(), exchange.as_str(), key.as_str());
+        let mut names: Vec<String> = config.wide(exchange, key).into_iter().collect();
+        names.extend(config.narrow(exchange, key).filter(|narrow| !names.contains(narrow)));
+        names
+    }
+
     async fn open(&self) -> Result<()> {
         let link = self.client.link().await?;
         link.ensure_open()?;

@@ -3,6 +3,11 @@
 use airtight_core::{Error, Result};
 use redis::{RedisError, ServerError};
 
+/// A stream as a destination: its name in errors, and for [`airtight_core::Sink::destinations`].
+pub(crate) fn destination(key: &str) -> String {
+    format!("stream {}", printable(key))
+}
+
 /// How much of the server's own words an error shows.
 const SHOWN: usize = 200;
 
@@ -43,6 +48,12 @@ impl Refusal {
         self.code == "NOPERM"
     }
 
+    /// Whether it is one key that this user may not write to, and not the command.
+    pub(crate) fn is_about_key(&self) -> bool {
+        let is_refused = self.is_about_rights() || self.code == "ERR";
+        is_refused && (self.says("access") && self.says("key"))
+    }
+
     /// Whether one entry was too large to be stored.
     pub(crate) fn is_too_large(&self) -> bool {
         self.says("invalid bulk length") || self.says("Elements are too large")
@@ -72,13 +83,15 @@ impl Refusal {
 
     /// The error for what it said of one entry.
     pub(crate) fn of_entry(&self, address: &str, key: &str) -> Error {
-        self.known(address, Some(key)).unwrap_or_else(|| {
+        let Some(error) = self.known(address, Some(key)) else {
             let key = printable(key);
-            Error::retryable(
+            return Error::retryable(
                 "refused",
                 format!("{address} refuses an entry of `{key}`: {} {}", self.code, self.words),
-            )
-        })
+            );
+        };
+        let is_narrow = self.is_about_key() || error.code() == "wrong_type";
+        if is_narrow { error.at(destination(key)) } else { error }
     }
 
     /// What is everybody's trouble: memory, rights, replicas, the wrong server, the wrong kind of key.

@@ -64,6 +64,8 @@
 //! | a connection that broke, or an answer that did not come, under an event of more than 1 MiB | retryable |
 //! | any other error about one entry | retryable |
 //!
+//! Where `key` is a template, `WRONGTYPE` and `NOPERM` for a key are about that stream alone, and others go on.
+//!
 //! The last but one is because Redis hangs up on what is too large, often before it can say so. It says its limit in
 //! advance to users who may `CONFIG GET`; then such an event is dead at once, and is never sent.
 //!

@@ -5,7 +5,10 @@
 //! sent when the last was answered, and without the keys that have failed. So per key what is in is a prefix, in as
 //! many round trips as there are requests, whether a batch has one key or a thousand.
 
-use std::{collections::HashSet, fmt};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+};
 
 use airtight_core::{
     Capabilities, Class, Delivery, Error, Event, Outcome, Preview, Result, Sink, format::Encoder,
@@ -19,7 +22,7 @@ use crate::{
     client::{Client, Connection},
     config::RedisConfig,
     encode::{self, CARRIER, Entry, Trim, script},
-    errors::Refusal,
+    errors::{Refusal, destination},
 };
 
 /// The most events in one request, so that nobody else waits long for the server: a millisecond or two.
@@ -110,6 +113,8 @@ impl RedisSink {
                 each.map(|(answer, (_, entry))| self.judge(answer, entry)).collect()
             }
             Ok(_) => Err(self.client.stranger()),
+            // Redis refuses a script for one key that it names, and does not say which.
+            Err(refusal) if refusal.is_about_key() => self.send_one_by_one(connection, request).await,
             Err(refusal) => {
                 let error = refusal.of_server(&self.client.address);
                 if refusal.is_last_word() {
@@ -118,6 +123,40 @@ impl RedisSink {
                 Ok(vec![Outcome::Failed(error); request.len()])
             }
         }
+    }
+
+    async fn send_one_by_one(
+        &self,
+        connection: &mut Connection,
+        request: &[(usize, Entry<'_>)],
+    ) -> Result<Vec<Outcome>> {
+        let mut outcomes = Vec::with_capacity(request.len());
+        let (mut stopped, mut refused) = (HashSet::new(), HashMap::<&str, Error>::new());
+        for (_, entry) in request {
+            let outcome = if stopped.contains(entry.chain) {
+                Outcome::Skipped
+            } else if let Some(error) = refused.get(&*entry.key) {
+                Outcome::Failed(error.clone())
+            } else {
+                self.send_one(connection, entry).await?
+            };
+            if let Outcome::Failed(error) = &outcome
+                && error.destination().is_some()
+            {
+                refused.insert(&entry.key, error.clone());
+            }
+            if !matches!(outcome, Outcome::Delivered) {
+                stopped.insert(entry.chain);
+            }
+            outcomes.push(outcome);
+        }
+        Ok(outcomes)
+    }
+
+    /// Whether nobody gets in because of this, or only those for one stream of several.
+    fn is_whole(&self, error: &Error) -> bool {
+        let is_everybodys = error.destination().is_none() || self.key.constant().is_some();
+        error.class() == Class::Unavailable && is_everybodys
     }
 
     /// What the script says of one entry.
@@ -175,6 +214,13 @@ impl fmt::Debug for RedisSink {
 impl Sink for RedisSink {
     fn capabilities(&self) -> Capabilities {
         Capabilities { prefix_per_key: true, concurrency: 4, ..Capabilities::default() }
+    }
+
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        match (self.key.constant(), self.key.render(event)) {
+            (None, Ok(key)) => vec![destination(&key)],
+            _ => Vec::new(),
+        }
     }
 
     async fn open(&self) -> Result<()> {
@@ -300,8 +346,7 @@ impl<'a> Run<'a> {
             Outcome::Delivered => {}
             other => {
                 self.stopped.insert(chain);
-                self.is_away |=
-                    matches!(other, Outcome::Failed(error) if error.class() == Class::Unavailable);
+                self.is_away |= matches!(other, Outcome::Failed(error) if self.sink.is_whole(error));
             }
         }
         self.outcomes[at] = outcome;

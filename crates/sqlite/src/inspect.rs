@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use airtight_core::{
     Error, Result,
-    admin::{BlockedKey, Detail, Filter, Finding, RelayStatus, Row, Status, StreamStatus},
+    admin::{
+        AWAY_SHOWN, AwayStatus, BlockedKey, Detail, Filter, Finding, RelayStatus, Row, Status, StreamStatus,
+    },
     queue::RowKey,
     state::State,
     table::quote,
@@ -217,6 +219,16 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
     let relays = relays(&mut conn, sql).await?;
     let count = format!("WITH {} SELECT count(*) FROM k WHERE key IS NOT NULL", held_keys(sql));
     let blocked: i64 = sqlx::query_scalar(AssertSqlSafe(count)).fetch_one(&mut *conn).await.map_err(db)?;
+    let away = format!(
+        "SELECT NULL, COALESCE({code}, ''), COALESCE({message}, ''), count(*) AS n FROM {from} \
+         WHERE {open} AND {retry} IS NOT NULL AND COALESCE({code}, {message}) LIKE ?1 \
+         GROUP BY 2, 3 ORDER BY n DESC, 3 LIMIT {AWAY_SHOWN}",
+        code = sql.error_code("o"),
+        message = sql.error_message("o"),
+        from = sql.from("o"),
+        open = sql.open("o"),
+        retry = sql.retry("o"),
+    );
     Ok(Status {
         consumers: Vec::new(),
         outbox: sql.spec.display_name(),
@@ -224,7 +236,21 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
         relays,
         blocked_keys: blocked.unsigned_abs(),
         slots: Vec::new(),
+        away: self::away(&mut conn, &away).await?,
     })
+}
+
+/// What events wait for that are not to blame: a consumer, code, message and count for each row of `select`.
+pub(crate) async fn away(conn: &mut SqliteConnection, select: &str) -> Result<Vec<AwayStatus>> {
+    let rows =
+        sqlx::query(AssertSqlSafe(select)).bind(Error::AWAY_CODES).fetch_all(conn).await.map_err(db)?;
+    let status = |row| AwayStatus {
+        consumer: lossy(row, 0),
+        code: lossy(row, 1).unwrap_or_default(),
+        message: lossy(row, 2).unwrap_or_default(),
+        events: integer(row, 3).unwrap_or(0).unsigned_abs(),
+    };
+    Ok(rows.iter().map(status).collect())
 }
 
 async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<String, StreamStatus>> {

@@ -97,6 +97,8 @@ struct Kinds {
     unknown: Vec<Value>,
     released_new: Vec<Value>,
     released_again: Vec<Value>,
+    away_new: Vec<Value>,
+    away_again: Vec<Value>,
 }
 
 pub(crate) async fn settle(outbox: &SqliteOutbox, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>> {
@@ -121,6 +123,7 @@ impl Kinds {
         let key = key_value(key);
         // A table that counts retries counts a failure now; one that counts attempts did at the claim.
         let failures = count.max(0).saturating_add((!sql.counts_attempts()).into());
+        let given_back = count.saturating_sub(sql.counts_attempts().into()).max(0);
         let failed = |error: &Error| {
             let message = error_message(sql, error);
             json!({"k": key, "n": failures, "c": error.code(), "m": message})
@@ -135,9 +138,14 @@ impl Kinds {
             Verdict::Dead { error } => self.dead.push(failed(error)),
             Verdict::Unknown { error } => self.unknown.push(failed(error)),
             Verdict::Released => {
-                let count = count.saturating_sub(sql.counts_attempts().into()).max(0);
-                let item = json!({"k": key, "n": count});
-                if count > 0 { self.released_again.push(item) } else { self.released_new.push(item) }
+                let item = json!({"k": key, "n": given_back});
+                if given_back > 0 { self.released_again.push(item) } else { self.released_new.push(item) }
+            }
+            Verdict::Away { after, error } => {
+                let mut item = failed(error);
+                item["n"] = given_back.into();
+                item["a"] = seconds((*after).min(LONGEST_RETRY)).into();
+                if given_back > 0 { self.away_again.push(item) } else { self.away_new.push(item) }
             }
         }
     }
@@ -155,6 +163,9 @@ impl Kinds {
 
         let retry = change(sql.role_retrying(), &[count, later, code, message, healthy]);
         run(conn, &retry, &self.retry, &[]).await?;
+        let waits = [count, later, code, message, healthy];
+        run(conn, &change(sql.role_new(), &waits), &self.away_new, &[]).await?;
+        run(conn, &change(sql.role_retrying(), &waits), &self.away_again, &[]).await?;
         let never = (Slot::NextRetryAt, "NULL");
         let dead = change(sql.role_dead(), &[count, never, code, message, finished, (Slot::Unknown, "0")]);
         run(conn, &dead, &self.dead, &[]).await?;

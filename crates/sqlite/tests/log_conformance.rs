@@ -59,6 +59,10 @@ impl LogUnderTest for Sqlite {
         Arc::new(self.outbox.clone())
     }
 
+    async fn away(&self) -> Option<Vec<airtight_core::admin::AwayStatus>> {
+        Some(self.outbox.status().await.unwrap().away)
+    }
+
     async fn expire_leases(&self) {
         let sql = "UPDATE airtight_relay SET expires_at = '2000-01-01T00:00:00.000Z'";
         sqlx::raw_sql(sql).execute(self.outbox.pool()).await.unwrap();

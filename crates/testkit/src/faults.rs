@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Capabilities, Delivery, Error, Outcome, Result, Sink};
+use airtight_core::{Capabilities, Delivery, Error, Event, Outcome, Result, Sink};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
@@ -61,6 +61,11 @@ impl Fault {
     /// Fails before sending, as if the destination were gone.
     pub fn unavailable() -> Self {
         Self::Fail(Error::unavailable("injected", "an injected outage"))
+    }
+
+    /// Fails before sending, as if this one destination were gone.
+    pub fn away(destination: impl Into<String>) -> Self {
+        Self::Fail(Error::unavailable("injected", "an injected outage of one destination").at(destination))
     }
 
     /// Sends, then fails in a way that a retry may cure.
@@ -273,6 +278,10 @@ impl<S: Sink> FaultySink<S> {
 impl<S: Sink> Sink for FaultySink<S> {
     fn capabilities(&self) -> Capabilities {
         self.0.sink.capabilities()
+    }
+
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        self.0.sink.destinations(event)
     }
 
     async fn open(&self) -> Result<()> {

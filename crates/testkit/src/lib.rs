@@ -3,6 +3,7 @@
 
 pub mod brokers;
 pub mod deliveries;
+pub mod destinations;
 pub mod faults;
 pub mod http;
 pub mod ledger;

@@ -17,7 +17,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backoff, Capabilities, Delivery, Order, Outcome, Policy, Sink,
+    Backoff, Capabilities, Delivery, Error, Event, Order, Outcome, Policy, Sink,
     queue::{Queue, QueueOptions},
     state::State,
 };
@@ -121,6 +121,10 @@ impl Sink for Wild {
         self.caps
     }
 
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        vec![event.aggregate_id.clone()]
+    }
+
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         let _call = self.enter(batch);
         let mut failed: HashSet<&str> = HashSet::new();
@@ -147,6 +151,7 @@ impl Sink for Wild {
                     away()
                 }
                 70..74 => panic!("wild"),
+                84..100 => Outcome::Failed(Error::unavailable("missing", "no such topic").at(key)),
                 74..80 => {
                     // It arrived, and the answer was lost: the caller is to think that it did not.
                     self.world.accept(delivery);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backoff, Capabilities, Delivery, NewEvent, Order, Outcome, Policy, Sink,
+    Backoff, Capabilities, Delivery, Event, NewEvent, Order, Outcome, Policy, Sink,
     log::{Log, LogOptions, OnFailure},
 };
 use airtight_testkit::{
@@ -40,6 +40,10 @@ struct Reached {
 impl Sink for World {
     fn capabilities(&self) -> Capabilities {
         Capabilities { prefix_per_key: true, concurrency: 4, max_batch_events: 50, ..Capabilities::default() }
+    }
+
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        vec![event.aggregate_id.clone()]
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
@@ -78,9 +82,10 @@ fn event(key: usize) -> NewEvent {
 /// delivery: an outage costs no attempt, so what goes by the attempt would never end.
 fn wild(world: &World, seed: u64) -> FaultySink<World> {
     let random = Mutex::new(Rng::with_seed(seed));
-    FaultySink::new(world.clone()).rule(move |_| {
+    FaultySink::new(world.clone()).rule(move |delivery| {
         let mut random = lock(&random);
         match random.u32(0..1_000) {
+            980.. => Fault::away(&delivery.event.aggregate_id),
             0..100 => Fault::retryable(),
             100..105 => Fault::unavailable(),
             105..200 => Fault::lost_answer(),

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use airtight_core::{Class, Error, Result};
+use airtight_core::{Class, Error, Event, Result};
 use reqwest::{
     Request, Response, StatusCode, Url,
     header::{DATE, HeaderMap, LOCATION, RETRY_AFTER},
@@ -20,6 +20,7 @@ use time::{
 use crate::{
     config::{Resolved, bad, origin},
     encode::Encoded,
+    endpoint::Endpoint,
 };
 
 /// How much of a refusal's body an error shows.
@@ -42,8 +43,9 @@ const HTTP_DATE: &[BorrowedFormatItem<'_>] =
 /// A connection pool for one endpoint.
 pub(crate) struct Client {
     http: reqwest::Client,
-    /// What is the same in all requests: method, URL, authentication, configured headers.
+    /// What is the same in all requests: method, authentication, configured headers; and the URL, where that is.
     template: Request,
+    endpoint: Endpoint,
     origin: String,
     timeout: Duration,
     connect_timeout: Duration,
@@ -54,7 +56,7 @@ impl Client {
         // Below the whole, or a host that is gone would look like one that is slow, and cost attempts.
         let connect_timeout = config.connect_timeout.min(config.timeout / 10 * 9);
         let builder = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls(&config.url, config.proxy.is_some())?)
+            .tls_backend_preconfigured(tls(config)?)
             .redirect(redirect::Policy::none())
             .referer(false)
             .timeout(config.timeout)
@@ -68,32 +70,48 @@ impl Client {
         };
         let http = builder.build().map_err(|error| cannot_build(error.without_url()))?;
         // Building moves the URL's credentials into a header that is marked sensitive.
-        let mut template =
-            http.post(config.url.clone()).build().map_err(|error| cannot_build(error.without_url()))?;
+        let mut template = http
+            .post(config.endpoint.base().clone())
+            .build()
+            .map_err(|error| cannot_build(error.without_url()))?;
         template.headers_mut().extend(config.headers.clone());
-        Ok(Self { http, template, origin: origin(&config.url), timeout: config.timeout, connect_timeout })
+        let endpoint = config.endpoint.clone();
+        let origin = endpoint.origin();
+        Ok(Self { http, template, endpoint, origin, timeout: config.timeout, connect_timeout })
     }
 
-    /// Scheme, host and port of the endpoint.
-    pub(crate) fn origin(&self) -> &str {
-        &self.origin
+    /// Where requests go.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
-    /// Sends one request; `Ok` is a 2xx.
-    pub(crate) async fn send(&self, encoded: Encoded) -> Result<()> {
-        let mut request = Request::new(self.template.method().clone(), self.template.url().clone());
+    /// Sends the request for an event; `Ok` is a 2xx. An error says whether it is about this endpoint of several alone.
+    pub(crate) async fn send(&self, event: &Event, encoded: Encoded) -> Result<()> {
+        let url = self.endpoint.of(event)?.unwrap_or_else(|| self.template.url().clone());
+        self.post(url, encoded).await.map_err(|error| {
+            let is_answer = error.class() == Class::Unavailable && error.code().starts_with("http_");
+            // A proxy that wants a login wants it for all.
+            match self.endpoint.destination(event).filter(|_| is_answer && error.code() != "http_407") {
+                Some(destination) => error.at(destination),
+                None => error,
+            }
+        })
+    }
+
+    async fn post(&self, url: Url, encoded: Encoded) -> Result<()> {
+        let mut request = Request::new(self.template.method().clone(), url.clone());
         *request.headers_mut() = encoded.headers;
         // Last, so that a configured `Content-Type` wins.
         request.headers_mut().extend(self.template.headers().clone());
         *request.body_mut() = Some(encoded.body.into());
         match self.http.execute(request).await {
-            Ok(response) => self.judge(response).await,
+            Ok(response) => self.judge(&url, response).await,
             // Without the URL, which may hold a token.
             Err(error) => Err(self.no_answer(&error.without_url())),
         }
     }
 
-    async fn judge(&self, mut response: Response) -> Result<()> {
+    async fn judge(&self, url: &Url, mut response: Response) -> Result<()> {
         let status = response.status();
         // Whatever happens to the body afterwards, the answer has been given.
         let shown = drain(&mut response).await;
@@ -103,33 +121,19 @@ impl Client {
         let class = class(status);
         let mut message = format!("{} answered {status}", self.origin);
         if status.is_redirection() {
-            message.push_str(&self.redirected(response.headers()));
+            message.push_str(&redirected(url, response.headers()));
         }
         if !shown.is_empty() {
             message.push_str(": ");
             message.push_str(&shown);
         }
-        let error = Error::new(class, format!("http_{}", status.as_u16()), message);
+        let mut error = Error::new(class, format!("http_{}", status.as_u16()), message);
+        if status == StatusCode::GONE {
+            error = error.lasting();
+        }
         match retry_after(response.headers(), OffsetDateTime::now_utc()) {
             Some(after) if class != Class::Permanent => Err(error.with_retry_after(after)),
             _ => Err(error),
-        }
-    }
-
-    fn redirected(&self, headers: &HeaderMap) -> String {
-        let ours = self.template.url();
-        let location =
-            headers.get(LOCATION).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-        match location.and_then(|location| ours.join(&location).ok()) {
-            Some(url) => {
-                // A path that is ours already need not be shown; it may hold a token.
-                let path = if url.path() == ours.path() { " (the same path)" } else { url.path() };
-                let target = printable(format!("{}{path}", origin(&url)).as_bytes());
-                format!(
-                    " and redirects to {target}; redirects are not followed: set `url` to where it points"
-                )
-            }
-            None => "; redirects are not followed: set `url` to the endpoint itself".into(),
         }
     }
 
@@ -155,16 +159,34 @@ impl Client {
     }
 }
 
-/// ring, without a process-wide default that an application might want to set itself; and the system's roots.
-fn tls(url: &Url, proxied: bool) -> Result<rustls::ClientConfig> {
+/// Where a redirect points, in words.
+fn redirected(ours: &Url, headers: &HeaderMap) -> String {
+    let location = headers.get(LOCATION).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+    match location.and_then(|location| ours.join(&location).ok()) {
+        Some(url) => {
+            // A path that is ours already need not be shown; it may hold a token.
+            let path = if url.path() == ours.path() { " (the same path)" } else { url.path() };
+            let target = printable(format!("{}{path}", origin(&url)).as_bytes());
+            format!(" and redirects to {target}; redirects are not followed: set `url` to where it points")
+        }
+        None => "; redirects are not followed: set `url` to the endpoint itself".into(),
+    }
+}
+
+/// ring, without a process-wide default that an application might want to set itself; and the system's roots, or those of
+/// a file.
+fn tls(config: &Resolved) -> Result<rustls::ClientConfig> {
+    let is_used = config.endpoint.base().scheme() == "https" || config.proxy.is_some();
     let builder = rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(cannot_build)?;
-    let mut config = if url.scheme() == "https" || proxied {
+    let mut config = if let Some(roots) = &config.roots {
+        builder.with_root_certificates(roots.clone()).with_no_client_auth()
+    } else if is_used {
         builder
             .with_platform_verifier()
             .map_err(|error| {
-                bad("url", format!("is https, and the system's root certificates cannot be read ({error}): install ca-certificates, or set SSL_CERT_FILE"))
+                bad("url", format!("is https, and the system's root certificates cannot be read ({error}): install ca-certificates, set `ca`, or set SSL_CERT_FILE"))
             })?
             .with_no_client_auth()
     } else {

@@ -3,7 +3,12 @@
 //! Secrets go in here and never come out in words: neither `Debug` nor an error shows the signing secret,
 //! the credentials of the URL, header values, or the URL's path and query, which often hold a token.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use airtight_core::{Error, Format, Result};
 use reqwest::{
@@ -11,12 +16,18 @@ use reqwest::{
     header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue},
 };
 
-use crate::encode::Signer;
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
+};
+
+use crate::{encode::Signer, endpoint::Endpoint};
 
 /// Where to send events, and how. Checked by [`crate::WebhookSink::new`].
 #[derive(Clone)]
 pub struct WebhookConfig {
-    /// The endpoint, `http` or `https`. Credentials in it become basic authentication.
+    /// The endpoint, `http` or `https`. Credentials in it become basic authentication. Path and query may hold fields of
+    /// the event, as in `https://shop.example/hooks/{aggregate_type}`; their values are percent-encoded.
     pub url: String,
     /// Signs requests: `whsec_<base64>` or plain text. Several, separated by spaces, sign side by side, so
     /// that a receiver can go from one to the next. None leaves requests unsigned.
@@ -35,6 +46,8 @@ pub struct WebhookConfig {
     pub user_agent: String,
     /// A proxy to go through. None means none: the environment's proxy variables are not looked at.
     pub proxy: Option<String>,
+    /// A file with the certificates of the authorities to trust, in PEM; the system's where there is none.
+    pub ca: Option<PathBuf>,
 }
 
 impl WebhookConfig {
@@ -50,6 +63,7 @@ impl WebhookConfig {
             format: Format::default(),
             user_agent: concat!("airtight/", env!("CARGO_PKG_VERSION")).into(),
             proxy: None,
+            ca: None,
         }
     }
 
@@ -109,12 +123,19 @@ impl WebhookConfig {
         self
     }
 
+    /// Sets [`WebhookConfig::ca`].
+    #[must_use]
+    pub fn ca(mut self, file: impl Into<PathBuf>) -> Self {
+        self.ca = Some(file.into());
+        self
+    }
+
     /// The checked form.
     pub(crate) fn resolve(self) -> Result<Resolved> {
-        let url = endpoint(&self.url)?;
+        let endpoint = Endpoint::parse(&self.url)?;
         let signer = self.secret.as_deref().map(Signer::parse).transpose()?;
         let headers = headers(&self.headers)?;
-        if headers.contains_key(AUTHORIZATION) && has_credentials(&url) {
+        if headers.contains_key(AUTHORIZATION) && has_credentials(endpoint.base()) {
             return Err(bad("headers", "set `Authorization`, and so do the credentials in `url`: keep one"));
         }
         for (key, duration) in [("timeout", self.timeout), ("connect_timeout", self.connect_timeout)] {
@@ -128,8 +149,13 @@ impl WebhookConfig {
         let user_agent = HeaderValue::from_str(&self.user_agent)
             .map_err(|_| bad("user_agent", "holds characters that HTTP does not allow in a header"))?;
         let proxy = self.proxy.as_deref().map(proxy).transpose()?;
+        let roots = self.ca.as_deref().map(roots).transpose()?;
+        if roots.is_some() && endpoint.base().scheme() != "https" && self.proxy.is_none() {
+            return Err(bad("ca", "needs TLS: write https://"));
+        }
         Ok(Resolved {
-            url,
+            endpoint,
+            roots,
             signer,
             headers,
             timeout: self.timeout,
@@ -155,13 +181,15 @@ impl fmt::Debug for WebhookConfig {
             .field("format", &self.format)
             .field("user_agent", &self.user_agent)
             .field("proxy", &self.proxy.as_ref().map(|_| "(hidden)"))
+            .field("ca", &self.ca)
             .finish()
     }
 }
 
 /// A config that was checked.
 pub(crate) struct Resolved {
-    pub(crate) url: Url,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) roots: Option<RootCertStore>,
     pub(crate) signer: Option<Signer>,
     pub(crate) headers: HeaderMap,
     pub(crate) timeout: Duration,
@@ -186,16 +214,16 @@ fn has_credentials(url: &Url) -> bool {
     !url.username().is_empty() || url.password().is_some()
 }
 
-fn endpoint(text: &str) -> Result<Url> {
-    // The text itself stays out of the message: it may hold a password.
-    let url = Url::parse(text).map_err(|error| {
-        bad("url", format!("is not a URL ({error}); it should look like https://host/path"))
-    })?;
-    match url.scheme() {
-        "http" | "https" => Ok(url),
-        // `localhost:8080/hooks` parses as the scheme `localhost`.
-        other => Err(bad("url", format!("must begin with http:// or https://, found `{other}:`"))),
+fn roots(file: &Path) -> Result<RootCertStore> {
+    let unusable = |why: &dyn fmt::Display| {
+        bad("ca", format!("names the file {}, which cannot be used: {why}", file.display()))
+    };
+    let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let mut roots = RootCertStore::empty();
+    for certificate in read.map_err(|error| unusable(&error))? {
+        roots.add(certificate).map_err(|error| unusable(&error))?;
     }
+    if roots.is_empty() { Err(unusable(&"it holds no certificate")) } else { Ok(roots) }
 }
 
 fn proxy(text: &str) -> Result<reqwest::Proxy> {

@@ -32,8 +32,10 @@
 //! | --- | --- |
 //! | 2xx | delivered |
 //! | 408, 425, 429, 5xx; a timeout; a connection that broke | retryable |
-//! | 401, 403, 404, 405, 407, 410, any 3xx; no connection (refused, DNS, TLS, nobody there) | unavailable |
+//! | 401, 403, 404, 405, 407, 410, any 3xx; no connection (refused, DNS, TLS, nobody there) | unavailable; where `url` holds fields, an answer (but 407) is about that URL alone |
 //! | any other 4xx | permanent |
+//!
+//! 410 says that the endpoint is gone for good: a relay goes on trying it like any other, but a drain ends.
 //!
 //! Redirects are not followed: a `POST` that is followed blindly can lose its body or its signature's
 //! meaning. `Retry-After` is honoured, up to a day.
@@ -43,6 +45,7 @@
 mod client;
 mod config;
 mod encode;
+mod endpoint;
 mod sink;
 
 pub use self::{config::WebhookConfig, sink::WebhookSink};

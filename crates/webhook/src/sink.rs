@@ -33,7 +33,7 @@ impl WebhookSink {
 impl fmt::Debug for WebhookSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WebhookSink")
-            .field("endpoint", &self.client.origin())
+            .field("endpoint", &self.client.endpoint().origin())
             .field("signed", &self.signer.is_some())
             .field("format", &self.format)
             .field("concurrency", &self.concurrency)
@@ -48,6 +48,10 @@ impl Sink for WebhookSink {
         Capabilities { concurrency: self.concurrency, max_batch_events: 1, ..Capabilities::default() }
     }
 
+    fn destinations(&self, event: &Event) -> Vec<String> {
+        self.client.endpoint().destination(event).into_iter().collect()
+    }
+
     // `open` has nothing to check: a request that is not an event may have effects, or be refused where
     // events are not. The relay's probe is the next event itself.
 
@@ -56,7 +60,7 @@ impl Sink for WebhookSink {
         for delivery in batch {
             let now = OffsetDateTime::now_utc();
             let encoded = encode(delivery, self.format, self.signer.as_ref(), now);
-            outcomes.push(self.client.send(encoded).await.into());
+            outcomes.push(self.client.send(&delivery.event, encoded).await.into());
         }
         outcomes
     }
@@ -74,7 +78,9 @@ impl Sink for WebhookSink {
         let text =
             |value: &reqwest::header::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let headers = encoded.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
-        let destination = format!("POST {}", self.client.origin());
+        // Refuses an event that has no URL, too.
+        self.client.endpoint().of(event)?;
+        let destination = format!("POST {}", self.client.endpoint().shown(event));
         Ok(Some(Preview { destination, key: None, headers, body: Some(encoded.body) }))
     }
 }

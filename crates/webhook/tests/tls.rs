@@ -51,11 +51,25 @@ async fn https_trusts_the_systems_roots_and_nobody_else() {
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let serving = tokio::spawn(serve(listener, acceptor));
+    let serving = tokio::spawn(serve(listener, acceptor.clone()));
     let said = outcome(&format!("https://localhost:{port}/"), &trusted).await;
     assert!(said.contains("said: [Delivered]"), "{said}");
     let said = outcome(&format!("https://localhost:{port}/"), &untrusted).await;
     assert!(said.contains("connect (unavailable)") && said.contains("certificate"), "{said}");
+    serving.abort();
+
+    // What the config names counts, whatever the system trusts.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = tokio::spawn(serve(listener, acceptor.clone()));
+    for (file, expected) in [(&trusted, "Delivered"), (&untrusted, "certificate")] {
+        let config = WebhookConfig::new(format!("https://localhost:{port}/")).ca(file);
+        let event = sample_event(1, "k");
+        let delivery =
+            Delivery { event, position: Position(1), attempt: 1, max_attempts: None, lost_leases: 0 };
+        let said = format!("{:?}", WebhookSink::new(config).unwrap().deliver(&[delivery]).await);
+        assert!(said.contains(expected), "{said}");
+    }
     serving.abort();
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

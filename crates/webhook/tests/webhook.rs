@@ -327,3 +327,76 @@ async fn a_refusal_before_the_body_was_sent_counts() {
     assert_eq!((error.class(), error.code()), (Class::Permanent, "http_413"), "{error}");
     serving.await.unwrap();
 }
+
+#[tokio::test]
+async fn fields_in_the_url_are_expanded_and_encoded() {
+    let server = HttpServer::start().await;
+    let config = WebhookConfig::new(server.url("/hooks/{aggregate_type}?key={aggregate_id}&token=hunter2"));
+    let sink = WebhookSink::new(config).unwrap();
+    let mut sent = delivery(1);
+    sent.event.aggregate_id = "a/b&c=d".into();
+    let preview = sink.preview(&sent.event).unwrap().unwrap();
+    assert!(
+        preview.destination.ends_with(" with aggregate_type=Test, aggregate_id=a/b&c=d"),
+        "{}",
+        preview.destination
+    );
+    assert!(!preview.destination.contains("hunter2"));
+    send(&sink, sent).await.unwrap();
+    let request = server.wait_for(1).await.remove(0);
+    assert_eq!(request.target, "/hooks/Test?key=a%2Fb%26c%3Dd&token=hunter2");
+
+    let error = WebhookSink::new(WebhookConfig::new(server.url("/{agregate_type}"))).unwrap_err();
+    assert!(error.message().contains("did you mean `{aggregate_type}`"), "{error}");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_missing_keeps_no_other_waiting() {
+    let server = HttpServer::start().await;
+    let is_mended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mended = is_mended.clone();
+    server.rule(move |request| {
+        let is_bad = request.target.ends_with("/bad") && !mended.load(std::sync::atomic::Ordering::SeqCst);
+        Reply::status(if is_bad { 404 } else { 200 })
+    });
+    let sink = WebhookSink::new(WebhookConfig::new(server.url("/hunter2/{stream}"))).unwrap();
+    let named = format!("{} with stream=bad", server.url("").trim_end_matches('/'));
+    let case =
+        airtight_testkit::destinations::OneAway { good: "good", bad: "bad", code: "http_404", named: &named };
+    airtight_testkit::destinations::one_away(sink, case, async || {
+        is_mended.store(true, std::sync::atomic::Ordering::SeqCst);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn gone_is_for_good_and_nothing_else_is() {
+    for (status, is_lasting) in [(410, true), (404, false), (401, false), (503, false)] {
+        let error = failure_of(Reply::status(status)).await;
+        assert_eq!((error.is_lasting(), error.destination()), (is_lasting, None), "{status}");
+    }
+}
+
+/// A proxy is gone through where the config says so, and the certificates of a file are trusted instead of the system's.
+#[tokio::test]
+async fn a_proxy_and_a_ca_are_what_the_config_says() {
+    let proxy = HttpServer::start().await;
+    let sink =
+        WebhookSink::new(WebhookConfig::new("http://shop.invalid/hooks").proxy(proxy.url("/"))).unwrap();
+    send(&sink, delivery(1)).await.unwrap();
+    assert_eq!(proxy.wait_for(1).await[0].target, "http://shop.invalid/hooks");
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ca.pem");
+    for (content, expected) in [(None, "cannot be used"), (Some(""), "holds no certificate")] {
+        if let Some(content) = content {
+            std::fs::write(&file, content).unwrap();
+        }
+        let error = WebhookSink::new(WebhookConfig::new("https://shop.example/").ca(&file)).unwrap_err();
+        assert!(error.message().contains("`ca`") && error.message().contains(expected), "{error}");
+    }
+    std::fs::write(&file, rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap().cert.pem())
+        .unwrap();
+    let error = WebhookSink::new(WebhookConfig::new("http://shop.example/").ca(&file)).unwrap_err();
+    assert!(error.message().contains("needs TLS"), "{error}");
+}

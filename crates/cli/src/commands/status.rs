@@ -48,6 +48,7 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
         let name = printable(&one.name);
         line(format!("pipeline `{name}` is in the config, and nobody runs it: its process's log says why"))?;
     }
+    print_away(&status)?;
     if status.blocked_keys > 0 {
         line("")?;
         let keys = counted(status.blocked_keys, "key");
@@ -132,6 +133,17 @@ fn print_streams(status: &Status) -> Outcome {
         table.row(cells);
     }
     table.print()
+}
+
+/// What is away, in the words of the error that is stored with the events that wait for it.
+fn print_away(status: &Status) -> Outcome {
+    for away in &status.away {
+        line("")?;
+        let consumer = away.consumer.as_ref().map(|name| format!(" of consumer {name}")).unwrap_or_default();
+        let (events, wait) = (counted(away.events, "event"), if away.events == 1 { "waits" } else { "wait" });
+        line(format!("{events}{consumer} {wait}, at no cost: {}", away.message))?;
+    }
+    Ok(())
 }
 
 fn print_relays(status: &Status, is_log: bool) -> Outcome {

@@ -10,7 +10,7 @@ use super::{
 use crate::wiring;
 
 /// What only webhooks have.
-const ABOUT_WEBHOOKS: [&str; 5] = ["secret", "headers", "timeout", "concurrency", "format"];
+const ABOUT_WEBHOOKS: [&str; 7] = ["secret", "headers", "timeout", "concurrency", "format", "ca", "proxy"];
 
 /// `to = "URL"`, or `to = { url = "URL", … }`.
 pub(super) fn read(value: &Value<'_>) -> Result<SinkTarget> {
@@ -49,6 +49,8 @@ fn read_webhook(value: &Value<'_>, webhook: Webhook) -> Result<SinkTarget> {
             Some(value) => value.word(&Format::ALL.map(|format| (format.as_str(), format)))?,
             None => webhook.format,
         },
+        ca: section.get("ca").map(|value| value.name()).transpose()?.map(Into::into),
+        proxy: section.get("proxy").map(|value| value.name()).transpose()?.map(Secret::new),
     }))
 }
 

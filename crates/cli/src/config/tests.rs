@@ -60,7 +60,7 @@ fn a_full_config() {
         poll = "250ms"
         in_flight_bytes = "8MiB"
         backoff = { base = "2s", multiplier = 3, cap = "10m", jitter = 0 }
-        to = { url = "https://example.org/hook", secret = "whsec_x", headers = { "X-Team" = "a" }, timeout = "5s", concurrency = 4 }
+        to = { url = "https://example.org/hook", secret = "whsec_x", headers = { "X-Team" = "a" }, timeout = "5s", concurrency = 4, ca = "ca.pem", proxy = "http://proxy:3128" }
 
         [pipelines.rest]
         streams = ["audit"]
@@ -84,6 +84,8 @@ fn a_full_config() {
     let SinkTarget::Webhook(webhook) = &orders.sink else { panic!("{:?}", orders.sink) };
     assert_eq!(webhook.secret.as_ref().unwrap().reveal(), "whsec_x");
     assert_eq!((webhook.concurrency, webhook.timeout), (Some(4), Some(Duration::from_secs(5))));
+    assert_eq!(webhook.ca.as_deref(), Some(std::path::Path::new("ca.pem")));
+    assert_eq!(webhook.proxy.as_ref().unwrap().reveal(), "http://proxy:3128");
     assert_eq!(config.pipelines[1].sink, SinkTarget::File("audit.ndjson".into()));
 }
 

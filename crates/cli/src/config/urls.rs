@@ -159,6 +159,9 @@ pub(crate) struct Webhook {
     pub(crate) timeout: Option<Duration>,
     pub(crate) concurrency: Option<usize>,
     pub(crate) format: Format,
+    pub(crate) ca: Option<PathBuf>,
+    /// It may hold a password.
+    pub(crate) proxy: Option<Secret>,
 }
 
 impl SinkTarget {
@@ -188,6 +191,8 @@ impl SinkTarget {
                     timeout: None,
                     concurrency: None,
                     format: Format::default(),
+                    ca: None,
+                    proxy: None,
                 }))
             }
             scheme => match BrokerKind::of_scheme(scheme) {

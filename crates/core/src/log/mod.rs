@@ -371,7 +371,7 @@ impl<S: LogStore> Shared<S> {
                 let rows = self.store.reread(&request, &released).await?;
                 return Ok(self.track().readmit(rows, &asked, self.by_key()));
             }
-            if waiting >= self.options.max_parked || self.track().ahead() >= self.options.max_ahead.into() {
+            if self.is_full(waiting) || self.track().ahead() >= self.options.max_ahead.into() {
                 return Ok(Batch::empty());
             }
             let read = self.store.read(&self.request(&asked, limits)).await?;
@@ -382,6 +382,20 @@ impl<S: LogStore> Shared<S> {
                 return Ok(batch);
             }
         }
+    }
+
+    /// Whether so much is parked that nothing new is read, which is said once.
+    fn is_full(&self, waiting: usize) -> bool {
+        let is_full = waiting >= self.options.max_parked;
+        if !std::mem::replace(&mut self.track().full, is_full) && is_full {
+            tracing::warn!(
+                consumer = self.options.consumer,
+                parked = waiting,
+                "nothing new is read: as many events as `max_parked` allows wait for another try, or for a destination \
+                 that is away; `airtight status` names it"
+            );
+        }
+        is_full
     }
 
     async fn due(&self, asked: &Asked, waiting: usize, limits: Limits) -> Result<Batch> {

@@ -48,6 +48,7 @@ impl Plan {
         waits: bool,
         options: &LogOptions,
     ) -> Step {
+        let attempts = spent(row, verdict);
         let failure = match verdict {
             Verdict::Delivered | Verdict::SettledInTransaction => return Step::Done(position),
             // Behind an event that is parked it cannot be handed out again before that one is finished.
@@ -56,16 +57,18 @@ impl Plan {
                 return Step::Parked(position, true);
             }
             Verdict::Released => return Step::Back(position),
-            Verdict::Retry { after, error } => Fate::Retry { after: *after, error: error.clone() },
+            Verdict::Retry { after, error } | Verdict::Away { after, error } => {
+                Fate::Retry { after: *after, error: error.clone() }
+            }
             Verdict::Dead { error } => Fate::Dead { error: error.clone() },
             Verdict::Unknown { error } => Fate::Unknown { error: error.clone() },
         };
         if options.on_failure == OnFailure::Halt {
-            self.halts.push((row.seq, halt(row, &failure, options)));
+            self.halts.push((row.seq, halt(row, attempts, &failure, options)));
             return Step::Back(position);
         }
         let waits = matches!(failure, Fate::Retry { .. }) || options.block_on_dead;
-        self.park(row, row.attempt, failure);
+        self.park(row, attempts, failure);
         Step::Parked(position, waits)
     }
 
@@ -84,13 +87,13 @@ impl Plan {
         let (fate, step) = match verdict {
             Verdict::Released => return Step::Stays(position),
             Verdict::Delivered | Verdict::SettledInTransaction => (Fate::Delivered, Step::Freed(position)),
-            Verdict::Retry { after, error } => {
+            Verdict::Retry { after, error } | Verdict::Away { after, error } => {
                 (Fate::Retry { after: *after, error: error.clone() }, Step::Stays(position))
             }
             Verdict::Dead { error } => (Fate::Dead { error: error.clone() }, ended(position, options)),
             Verdict::Unknown { error } => (Fate::Unknown { error: error.clone() }, ended(position, options)),
         };
-        let (seq, partition, attempts) = (row.seq, row.partition, row.attempt);
+        let (seq, partition, attempts) = (row.seq, row.partition, spent(row, verdict));
         self.changes.parked.push(Park { seq, partition, attempts, fate });
         step
     }
@@ -101,7 +104,12 @@ fn ended(position: Position, options: &LogOptions) -> Step {
     if options.block_on_dead { Step::Stays(position) } else { Step::Freed(position) }
 }
 
-fn halt(row: &InFlight, failure: &Fate, options: &LogOptions) -> Halt {
+/// The attempts of an event after this verdict. One whose destination is away has its last one back.
+fn spent(row: &InFlight, verdict: &Verdict) -> u32 {
+    row.attempt.saturating_sub(u32::from(matches!(verdict, Verdict::Away { .. })))
+}
+
+fn halt(row: &InFlight, attempts: u32, failure: &Fate, options: &LogOptions) -> Halt {
     let stop = |error: &Error| {
         let (seq, consumer) = (row.seq, &options.consumer);
         Halt::Stop(Error::permanent(
@@ -113,7 +121,7 @@ fn halt(row: &InFlight, failure: &Fate, options: &LogOptions) -> Halt {
         ))
     };
     match failure {
-        Fate::Retry { after, .. } => Halt::Retry(row.attempt, *after),
+        Fate::Retry { after, .. } => Halt::Retry(attempts, *after),
         Fate::Dead { error } | Fate::Unknown { error } => stop(error),
         // These are no failures.
         Fate::Delivered | Fate::Held => Halt::Retry(0, Duration::ZERO),

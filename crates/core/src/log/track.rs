@@ -115,6 +115,8 @@ pub(super) struct Track {
     pub(super) idle: u32,
     /// The last look ended at a hole.
     pub(super) blocked: bool,
+    /// So much is parked that nothing new is read.
+    pub(super) full: bool,
     partitions: BTreeMap<u16, Partition>,
     in_flight: Map<Position, InFlight>,
     committed: Set<Position>,
@@ -138,6 +140,7 @@ impl Track {
             look_at: None,
             idle: 0,
             blocked: false,
+            full: false,
             partitions: BTreeMap::new(),
             in_flight: Map::default(),
             committed: Set::default(),

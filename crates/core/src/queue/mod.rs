@@ -222,7 +222,11 @@ impl<S: QueueStore> Source for Queue<S> {
                 rows.push((row.claim.clone(), &settlement.verdict));
                 // Something may wait behind it. Behind a fresh event that dies nothing waits yet, unless it
                 // blocks its key, and then it stays so.
-                if row.waited && !matches!(settlement.verdict, Verdict::Retry { .. } | Verdict::Released) {
+                let waits_on = matches!(
+                    settlement.verdict,
+                    Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Released
+                );
+                if row.waited && !waits_on {
                     unhold.insert(row.partition);
                 }
             }

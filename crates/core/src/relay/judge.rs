@@ -1,5 +1,7 @@
 //! From what a sink said to what a source is told: the one table of policy.
 
+use std::time::Duration;
+
 use super::Policy;
 use crate::{
     Class, Delivery, Error, Outcome, Verdict,
@@ -8,8 +10,13 @@ use crate::{
 };
 
 /// The verdict on a delivery. *Unavailable* is not the event's fault: it is released, and the caller opens
-/// the circuit.
-pub(super) fn verdict(delivery: &Delivery, outcome: Outcome, policy: &Policy) -> Verdict {
+/// the circuit; or it waits, for as long as `away` says, where that is about its destination alone.
+pub(super) fn verdict(
+    delivery: &Delivery,
+    outcome: Outcome,
+    away: Option<Duration>,
+    policy: &Policy,
+) -> Verdict {
     let row = Row::claimed(delivery.attempt, delivery.max_attempts);
     match outcome {
         Outcome::Delivered | Outcome::Duplicate => {
@@ -31,7 +38,10 @@ pub(super) fn verdict(delivery: &Delivery, outcome: Outcome, policy: &Policy) ->
         Outcome::Failed(error) => match error.class() {
             Class::Unavailable => {
                 row.release();
-                Verdict::Released
+                match away {
+                    Some(after) => waits(after, &error),
+                    None => Verdict::Released,
+                }
             }
             Class::Permanent => {
                 row.give_up();
@@ -46,6 +56,11 @@ pub(super) fn verdict(delivery: &Delivery, outcome: Outcome, policy: &Policy) ->
             },
         },
     }
+}
+
+/// The verdict on an event whose destination is away.
+pub(super) fn waits(after: Duration, error: &Error) -> Verdict {
+    Verdict::Away { after, error: error.waiting() }
 }
 
 /// Whether an event has crashed so many relays while alone that it is not delivered again.
@@ -65,7 +80,7 @@ pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<
 /// Whether a verdict holds back the events behind it in the same lane.
 pub(super) fn holds_lane(verdict: &Verdict, policy: &Policy) -> bool {
     match verdict {
-        Verdict::Retry { .. } | Verdict::Released => true,
+        Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Released => true,
         Verdict::Dead { .. } | Verdict::Unknown { .. } => policy.block_on_dead,
         Verdict::Delivered | Verdict::SettledInTransaction => false,
     }
@@ -75,7 +90,6 @@ pub(super) fn holds_lane(verdict: &Verdict, policy: &Policy) -> bool {
 mod tests {
     use super::*;
     use crate::{Position, sinks::memory::sample_event};
-    use std::time::Duration;
 
     fn delivery(attempt: u32, max_attempts: Option<u32>) -> Delivery {
         Delivery {
@@ -92,22 +106,29 @@ mod tests {
     fn classes_become_verdicts() {
         let policy = Policy { max_attempts: 5, ..Policy::default() };
         let retryable = || Outcome::Failed(Error::retryable("timeout", "too slow"));
-        assert!(matches!(verdict(&delivery(4, None), retryable(), &policy), Verdict::Retry { .. }));
-        assert!(matches!(verdict(&delivery(5, None), retryable(), &policy), Verdict::Dead { .. }));
-        assert!(matches!(verdict(&delivery(5, Some(6)), retryable(), &policy), Verdict::Retry { .. }));
-        assert!(matches!(verdict(&delivery(1, Some(1)), retryable(), &policy), Verdict::Dead { .. }));
+        assert!(matches!(verdict(&delivery(4, None), retryable(), None, &policy), Verdict::Retry { .. }));
+        assert!(matches!(verdict(&delivery(5, None), retryable(), None, &policy), Verdict::Dead { .. }));
+        assert!(matches!(verdict(&delivery(5, Some(6)), retryable(), None, &policy), Verdict::Retry { .. }));
+        assert!(matches!(verdict(&delivery(1, Some(1)), retryable(), None, &policy), Verdict::Dead { .. }));
         let permanent = Outcome::Failed(Error::permanent("http_422", "no"));
-        assert!(matches!(verdict(&delivery(1, None), permanent, &policy), Verdict::Dead { .. }));
+        assert!(matches!(verdict(&delivery(1, None), permanent, None, &policy), Verdict::Dead { .. }));
         let away = Outcome::Failed(Error::unavailable("refused", "no one there"));
-        assert!(matches!(verdict(&delivery(5, None), away, &policy), Verdict::Released));
+        assert!(matches!(verdict(&delivery(5, None), away, None, &policy), Verdict::Released));
+        let missing = || Outcome::Failed(Error::unavailable("no_topic", "missing").at("topic t"));
+        let judged = verdict(&delivery(5, None), missing(), Some(Duration::from_secs(3)), &policy);
+        let Verdict::Away { after, error } = judged else { panic!("{judged:?}") };
+        assert_eq!(
+            (after.as_secs(), error.code(), error.message()),
+            (3, "away:no_topic", "topic t is away: missing")
+        );
         let unknown = Outcome::Unknown(Error::retryable("timeout", "order may exist"));
-        assert!(matches!(verdict(&delivery(1, None), unknown, &policy), Verdict::Unknown { .. }));
+        assert!(matches!(verdict(&delivery(1, None), unknown, None, &policy), Verdict::Unknown { .. }));
     }
 
     #[test]
     fn a_retry_waits_at_least_as_long_as_the_sink_asked() {
         let error = Error::retryable("http_429", "slow down").with_retry_after(Duration::from_secs(77));
-        let judged = verdict(&delivery(1, None), Outcome::Failed(error), &Policy::default());
+        let judged = verdict(&delivery(1, None), Outcome::Failed(error), None, &Policy::default());
         assert!(matches!(judged, Verdict::Retry { after, .. } if after == Duration::from_secs(77)));
     }
 }

@@ -9,6 +9,7 @@
 //! what was delivered but not settled is delivered once more.
 
 mod circuit;
+mod destinations;
 mod engine;
 mod judge;
 mod lanes;
@@ -82,7 +83,8 @@ impl Relay {
         self.start(shutdown, false).await
     }
 
-    /// Runs until the backlog is empty, or `shutdown` fires.
+    /// Runs until the backlog is empty, or `shutdown` fires. An error, too, once nothing is left but events for
+    /// destinations that have refused several times: these stay in the outbox.
     pub async fn drain(self, shutdown: CancellationToken) -> Result<Summary> {
         self.start(shutdown, true).await
     }

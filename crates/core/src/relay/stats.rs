@@ -43,10 +43,14 @@ counters!(
     unknown,
     /// Given back untried.
     released,
+    /// Put back to wait for their destination.
+    waiting,
     /// Settles refused because somebody else owned the event by then: lost leases, not failures.
     fenced,
     /// How often the circuit opened.
     circuit_opened,
+    /// Destinations that are away now.
+    destinations_away,
     /// Events in memory now.
     in_flight_events,
     /// Bytes in memory now.

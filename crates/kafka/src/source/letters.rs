@@ -137,7 +137,9 @@ impl Letters {
             Verdict::Retry { error, .. } => ("retry", Some(error)),
             Verdict::Unknown { error } => ("unknown", Some(error)),
             Verdict::Dead { error } => ("dead", Some(error)),
-            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released => ("", None),
+            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released | Verdict::Away { .. } => {
+                ("", None)
+            }
         };
         let mut headers = vec![
             (TOPIC, origin.place.topic.to_string()),

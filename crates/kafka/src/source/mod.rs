@@ -237,7 +237,7 @@ fn no_topic(brokers: &str, topic: &str, code: Code) -> Error {
                 "topic `{topic}` does not exist at {brokers}: create it, or see whether the name is right"
             ),
         ),
-        code => errors::topic(brokers, topic, code),
+        code => errors::topic(brokers, topic, code, false),
     }
 }
 

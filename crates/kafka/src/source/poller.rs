@@ -105,7 +105,7 @@ impl Shared {
 
     /// Why the cluster does not answer, in words.
     pub(super) fn away(&self) -> Error {
-        errors::away(&self.config.connection.brokers, self.complaint.last())
+        errors::away(&self.config.connection.brokers, self.complaint.last(), "")
     }
 }
 

@@ -288,7 +288,9 @@ impl Track {
         let to_write = settlements.iter().filter(|settlement| match settlement.verdict {
             Verdict::Dead { .. } | Verdict::Unknown { .. } => self.config.dead_letter_topic.is_some(),
             Verdict::Retry { .. } => retries_elsewhere,
-            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released => false,
+            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released | Verdict::Away { .. } => {
+                false
+            }
         });
         let letter = |settlement: &Settlement| {
             let (_, open) = self.own(settlement.position)?;
@@ -346,8 +348,8 @@ impl Track {
                 partition.ready.insert(offset);
                 false
             }
-            Verdict::Retry { after, .. } if !open.is_sent => {
-                open.attempts += 1;
+            Verdict::Retry { after, .. } | Verdict::Away { after, .. } if !open.is_sent => {
+                open.attempts += u32::from(matches!(verdict, Verdict::Retry { .. }));
                 partition.waiting.insert((now + *after, offset));
                 if let Some(key) = open.key.filter(|_| self.config.order == Order::Key) {
                     partition.blockers.entry(key).or_default().insert(offset);
@@ -360,7 +362,9 @@ impl Track {
                 self.failed.get_or_insert(halt);
                 false
             }
-            Verdict::Retry { .. } | Verdict::Dead { .. } | Verdict::Unknown { .. } => true,
+            Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Dead { .. } | Verdict::Unknown { .. } => {
+                true
+            }
         };
         if is_over && let Some(open) = partition.open.remove(&offset) {
             let buffer = if partition.is_retry { &mut self.retries } else { &mut self.fresh };

@@ -104,6 +104,20 @@ pub(crate) async fn create_topic(brokers: &str, topic: &str, partitions: i32, ex
     until_led(&admin, topic).await;
 }
 
+/// Deletes a topic and waits until it is gone.
+pub(crate) async fn delete_topic(brokers: &str, topic: &str) {
+    let admin: AdminClient<DefaultClientContext> = settings(brokers).create().unwrap();
+    let options = AdminOptions::new().operation_timeout(Some(PATIENCE));
+    for deleted in admin.delete_topics(&[topic], &options).await.unwrap() {
+        deleted.unwrap();
+    }
+    let is_gone = async || {
+        let metadata = admin.inner().fetch_metadata(None, PATIENCE).unwrap();
+        metadata.topics().iter().all(|known| known.name() != topic)
+    };
+    eventually(PATIENCE, "the topic to be gone", is_gone).await;
+}
+
 async fn until_led(admin: &AdminClient<DefaultClientContext>, topic: &str) {
     let exists = async || {
         let metadata = admin.inner().fetch_metadata(Some(topic), PATIENCE).unwrap();

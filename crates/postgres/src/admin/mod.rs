@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgRow};
 use uuid::Uuid;
 
-pub(crate) use self::report::relays;
+pub(crate) use self::report::{away_row, relays};
 use self::report::{blocked_keys, done_counts, open_counts, unexplained_counts, unread_streams};
 use crate::{
     PgOutbox,
@@ -25,7 +25,7 @@ use crate::{
     decode,
     error::doing,
     fits,
-    log::admin as log,
+    log::{admin as log, parked},
     outbox::Conn,
 };
 
@@ -123,10 +123,12 @@ impl Admin for PgOutbox {
         streams.sort_by(|left, right| left.stream.cmp(&right.stream));
         let relays = relays(self, &mut conn, &c).await?;
         let blocked_keys = blocked_keys(self, &mut conn, &c, 10_000).await?.len() as u64;
+        let mut away = report::away(self, &mut conn, &c).await?;
+        away.extend(parked::away(self, &mut conn, &c).await?);
         conn.commit().await?;
         let slots = self.readers().await?;
         let consumers = Vec::new();
-        Ok(Status { outbox: c.outbox.clone(), streams, relays, blocked_keys, consumers, slots })
+        Ok(Status { outbox: c.outbox.clone(), streams, relays, blocked_keys, consumers, slots, away })
     }
 
     async fn list(&self, filter: &Filter) -> Result<Vec<ListRow>> {

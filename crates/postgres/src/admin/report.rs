@@ -1,8 +1,8 @@
 //! What `status`, `check` and `blocked` read: counts, relays, streams nobody reads, keys that wait.
 
 use airtight_core::{
-    Result,
-    admin::{BlockedKey, RelayStatus, StreamStatus},
+    Error, Result,
+    admin::{AWAY_SHOWN, AwayStatus, BlockedKey, RelayStatus, StreamStatus},
 };
 use sqlx::AssertSqlSafe;
 
@@ -38,7 +38,8 @@ pub(super) async fn open_counts(
         waits = if c.is_fast() {
             format!("{} IS NOT NULL", c.next_retry_at())
         } else {
-            format!("{} > 0", c.attempts())
+            // One whose destination is away waits without having spent an attempt.
+            format!("({} > 0 OR coalesce({} > now(), false))", c.attempts(), c.next_retry_at())
         },
         created = c.created_at(),
         table = c.table,
@@ -69,6 +70,34 @@ pub(super) async fn open_counts(
             })
         })
         .collect()
+}
+
+/// What events wait for that are not to blame. Where a table has no place for codes, the message tells.
+pub(super) async fn away(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<AwayStatus>> {
+    let (code, message) = (c.error_code(), c.error_message());
+    let sql = format!(
+        "SELECT NULL::text AS consumer, coalesce({code}::text, '') AS code, coalesce({message}::text, '') AS message, \
+           count(*) AS events \
+         FROM {table} t {side} WHERE {open} AND {retry} IS NOT NULL AND coalesce({code}::text LIKE $1, {message}::text LIKE $2) \
+         GROUP BY 1, 2, 3 ORDER BY events DESC, message LIMIT {AWAY_SHOWN}",
+        table = c.table,
+        side = c.join_side(),
+        open = c.is_open(),
+        retry = c.next_retry_at(),
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).persistent(!outbox.pooled);
+    let query = query.bind(Error::AWAY_CODES).bind(Error::AWAY_MESSAGES);
+    let rows = query.fetch_all(conn.get()).await.map_err(doing("counting what waits for destinations"))?;
+    rows.iter().map(away_row).collect()
+}
+
+pub(crate) fn away_row(row: &sqlx::postgres::PgRow) -> Result<AwayStatus> {
+    Ok(AwayStatus {
+        consumer: decode::get(row, "consumer")?,
+        code: decode::get(row, "code")?,
+        message: decode::get(row, "message")?,
+        events: decode::get::<i64>(row, "events")?.unsigned_abs(),
+    })
 }
 
 pub(super) async fn done_counts(

@@ -448,9 +448,10 @@ pub(crate) async fn status(outbox: &PgOutbox) -> Result<Status> {
     };
     let relays = relays(outbox, &mut conn, &table).await?;
     let blocked_keys = parked::blocked(outbox, &mut conn, &table, 10_000).await?.len() as u64;
+    let away = parked::away(outbox, &mut conn, &table).await?;
     conn.commit().await?;
     let slots = outbox.readers().await?;
-    Ok(Status { outbox: table.outbox, streams: Vec::new(), relays, blocked_keys, consumers, slots })
+    Ok(Status { outbox: table.outbox, streams: Vec::new(), relays, blocked_keys, consumers, slots, away })
 }
 
 pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {

@@ -1,15 +1,22 @@
 //! What operators do with parked events: list, show, retry, discard.
 
 use airtight_core::{
-    Result,
-    admin::{BlockedKey, Detail},
+    Error, Result,
+    admin::{AWAY_SHOWN, AwayStatus, BlockedKey, Detail},
     event::MAX_PAYLOAD_BYTES,
     log::{Parked, ParkedFilter},
 };
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgArguments, query::QueryAs};
 
 use super::settle;
-use crate::{PgOutbox, admin::list_row, columns::EventColumns, decode, error::doing, outbox::Conn};
+use crate::{
+    PgOutbox,
+    admin::{away_row, list_row},
+    columns::EventColumns,
+    decode,
+    error::doing,
+    outbox::Conn,
+};
 
 /// A parked event as a list shows it; a row `p`.
 const LIST: &str = "p.consumer AS l_consumer, p.seq AS l_seq, coalesce(p.id, '') AS l_id, coalesce(p.stream, '') AS l_stream, \
@@ -158,6 +165,28 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, filter: &ParkedFilter, dead_o
 }
 
 /// Keys with events that wait.
+/// What parked events wait for that are not to blame.
+pub(crate) async fn away(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &EventColumns,
+) -> Result<Vec<AwayStatus>> {
+    let sql = format!(
+        "SELECT p.consumer, p.error_code AS code, coalesce(p.error_message, '') AS message, count(*) AS events \
+         FROM {} p WHERE p.outbox = $1 AND p.state = 'waiting' AND p.error_code LIKE $2 \
+         GROUP BY 1, 2, 3 ORDER BY events DESC, message LIMIT {AWAY_SHOWN}",
+        outbox.own("parked")
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).persistent(!outbox.pooled);
+    let rows = query
+        .bind(&table.outbox)
+        .bind(Error::AWAY_CODES)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("counting what waits for destinations"))?;
+    rows.iter().map(away_row).collect()
+}
+
 pub(super) async fn blocked(
     outbox: &PgOutbox,
     conn: &mut Conn,

@@ -18,6 +18,7 @@ use crate::{PgOutbox, columns::Columns, error::doing, outbox::Conn, session::Ses
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Retry,
+    Away,
     Dead,
     Unknown,
     Delivered,
@@ -25,16 +26,23 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Retry, Self::Dead, Self::Unknown, Self::Delivered, Self::Released];
+    const ALL: [Self; 6] =
+        [Self::Retry, Self::Away, Self::Dead, Self::Unknown, Self::Delivered, Self::Released];
 
     fn of(verdict: &Verdict) -> Self {
         match verdict {
             Verdict::Retry { .. } => Self::Retry,
+            Verdict::Away { .. } => Self::Away,
             Verdict::Dead { .. } => Self::Dead,
             Verdict::Unknown { .. } => Self::Unknown,
             Verdict::Delivered | Verdict::SettledInTransaction => Self::Delivered,
             Verdict::Released => Self::Released,
         }
+    }
+
+    /// Whether the attempt that the claim counted is given back.
+    fn gives_back(self) -> bool {
+        matches!(self, Self::Released | Self::Away)
     }
 }
 
@@ -75,7 +83,9 @@ async fn apply(
     let mut messages: Vec<Option<String>> = Vec::with_capacity(rows.len());
     for (_, verdict) in rows {
         let (after, error) = match verdict {
-            Verdict::Retry { after, error } => (after.as_secs_f64().min(LONGEST_WAIT), Some(error)),
+            Verdict::Retry { after, error } | Verdict::Away { after, error } => {
+                (after.as_secs_f64().min(LONGEST_WAIT), Some(error))
+            }
             Verdict::Dead { error } | Verdict::Unknown { error } => (0.0, Some(error)),
             Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released => (0.0, None),
         };
@@ -241,14 +251,15 @@ fn general(c: &Columns, order: Order, kind: Kind) -> String {
         Kind::Unknown => format!(
             "UPDATE {side} s SET {free}, lost_leases = 0, unknown = true{error} FROM {values} WHERE {mine} {returning}"
         ),
-        Kind::Retry => {
+        Kind::Retry | Kind::Away => {
             let retry = if c.spec.next_retry_at.is_none() {
                 ", next_retry_at = now() + make_interval(secs => v.wait)"
             } else {
                 ""
             };
+            let back = if kind.gives_back() { ", attempts = greatest(s.attempts - 1, 0)" } else { "" };
             format!(
-                "UPDATE {side} s SET {free}, lost_leases = 0{retry}{error} FROM {values} WHERE {mine} {returning}"
+                "UPDATE {side} s SET {free}, lost_leases = 0{back}{retry}{error} FROM {values} WHERE {mine} {returning}"
             )
         }
         Kind::Released => format!(
@@ -284,9 +295,9 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
         Kind::Dead => &c.status.dead,
         Kind::Unknown => c.status.unknown.as_ref().unwrap_or(&c.status.dead),
         Kind::Delivered => &c.status.done,
-        Kind::Released => &c.status.new,
+        Kind::Released | Kind::Away => &c.status.new,
     };
-    let word = if kind == Kind::Released && c.status.new.word != c.status.retrying.word {
+    let word = if kind.gives_back() && c.status.new.word != c.status.retrying.word {
         // Given back as what it was: one that had failed before goes on being a retry.
         let failed_before = match &spec.count {
             Some(Count::Attempts(column)) => format!("coalesce(t.{}, 0) > 1", quote(column)),
@@ -305,7 +316,7 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
     let mut set = vec![format!("{} = {word}", quote(&c.status.column))];
     let mut count = None;
     match (&spec.count, kind) {
-        (Some(Count::Attempts(column)), Kind::Released) => {
+        (Some(Count::Attempts(column)), Kind::Released | Kind::Away) => {
             count = Some((column, format!("greatest(t.{}, 1) - 1", quote(column))));
         }
         (Some(Count::Retries(column)), Kind::Retry | Kind::Dead) => {
@@ -333,7 +344,7 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
 
     if let Some(column) = &spec.next_retry_at {
         match kind {
-            Kind::Retry => set.push(format!(
+            Kind::Retry | Kind::Away => set.push(format!(
                 "{} = {}",
                 quote(column),
                 c.write_time(column, "now() + make_interval(secs => v.wait)")

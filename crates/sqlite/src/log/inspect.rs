@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use airtight_core::{
     Result,
-    admin::{Acted, BlockedKey, Detail, Filter, Finding, Row, Status, StreamStatus},
+    admin::{AWAY_SHOWN, Acted, BlockedKey, Detail, Filter, Finding, Row, Status, StreamStatus},
     log::{LogAdmin, Parked, ParkedFilter},
     state::State,
     table::quote,
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     decode::{self, integer, lossy},
     error::db,
-    inspect::{DEFAULT_LIMIT, read, relays},
+    inspect::{self, DEFAULT_LIMIT, read, relays},
     outbox::SqliteOutbox,
     sql::Sql,
 };
@@ -311,6 +311,12 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
         sql.name()
     );
     let held: i64 = sqlx::query_scalar(AssertSqlSafe(held)).fetch_one(&mut *conn).await.map_err(db)?;
+    let away = format!(
+        "SELECT consumer, error_code, COALESCE(error_message, ''), count(*) AS n FROM airtight_parked \
+         WHERE outbox = {} AND state = 'pending' AND error_code LIKE ?1 GROUP BY 1, 2, 3 ORDER BY n DESC, 3 \
+         LIMIT {AWAY_SHOWN}",
+        sql.name()
+    );
     Ok(Status {
         outbox: sql.spec.display_name(),
         streams: streams(conn, sql).await?.into_values().collect(),
@@ -318,6 +324,7 @@ pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
         blocked_keys: held.unsigned_abs(),
         consumers: consumers(conn, sql).await?,
         slots: Vec::new(),
+        away: inspect::away(conn, &away).await?,
     })
 }
 

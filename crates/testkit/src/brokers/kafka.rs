@@ -23,6 +23,8 @@ use crate::{ledger, ports::Port};
 
 const HOME: &str = "AIRTIGHT_TEST_KAFKA_HOME";
 const JAVA: &str = "AIRTIGHT_TEST_JAVA";
+/// The id of every cluster.
+const CLUSTER: &str = "AAAAAAAAAAAAAAAAAAAAAQ";
 /// For everything that starts a JVM, on a machine that is busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -133,6 +135,43 @@ impl Kafka {
     /// The file with the certificate to trust (`ssl.ca.location`).
     pub fn ca(&self) -> PathBuf {
         self.server.directory().join("ca.pem")
+    }
+
+    /// A second broker of the same cluster, numbered 2, for topics with two replicas.
+    pub async fn second_broker(&self) -> ServerProcess {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let (port, path) = (Port::reserve(), directory.path().display());
+        let controller = self.ports.controller();
+        let properties = format!(
+            "process.roles=broker\n\
+             node.id=2\n\
+             controller.quorum.voters=1@127.0.0.1:{controller}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port}\n\
+             controller.listener.names=CONTROLLER\n\
+             listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
+             log.dirs={path}/data\n\
+             log.cleaner.dedupe.buffer.size=4194304\n\
+             log.cleaner.io.buffer.size=131072\n"
+        );
+        let config = directory.path().join("server.properties").display().to_string();
+        std::fs::write(&config, properties).expect("a configuration");
+        let args = ["format", "-t", CLUSTER, "-c", &config];
+        let formatted = self.installation.run("kafka.tools.StorageTool", &args).await;
+        formatted.unwrap_or_else(|text| panic!("formatting: {text}"));
+        let recipe = Recipe {
+            program: self.installation.java.clone().into(),
+            args: vec![self.installation.options(), "kafka.Kafka".into(), config],
+            env: Vec::new(),
+            port,
+            patience: PATIENCE,
+        };
+        let server = ServerProcess::start(recipe, directory).await;
+        let end = tokio::time::Instant::now() + PATIENCE;
+        while !brokers(&self.bootstrap()).await.is_ok_and(|count| count > 1) {
+            assert!(tokio::time::Instant::now() < end, "it does not join: {}", server.log_tail());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        server
     }
 
     /// Starts it after [`Kafka::stop`] or [`Kafka::kill`], on the same ports and data.
@@ -246,8 +285,7 @@ impl Installation {
         let config = directory.path().join("server.properties").display().to_string();
         let [sha256, sha512] = ["SCRAM-SHA-256", "SCRAM-SHA-512"]
             .map(|kind| format!("{kind}=[name={USER},password={PASSWORD}]"));
-        let cluster = "AAAAAAAAAAAAAAAAAAAAAQ";
-        let args = ["format", "-t", cluster, "-c", &config, "--add-scram", &sha256, "--add-scram", &sha512];
+        let args = ["format", "-t", CLUSTER, "-c", &config, "--add-scram", &sha256, "--add-scram", &sha512];
         self.run("kafka.tools.StorageTool", &args).await.unwrap_or_else(|text| panic!("formatting: {text}"));
     }
 

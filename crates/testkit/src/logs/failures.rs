@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use airtight_core::{
     Error, Limits, NewEvent, Order, Settlement, Verdict,
-    log::{LogOptions, OnFailure, Retention},
+    log::{LogOptions, OnFailure, ParkedFilter, Retention},
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     sources::{
         Hand,
-        hand::{dead, event, events, retry},
+        hand::{away, dead, event, events, retry},
     },
     wait::{eventually, eventually_some},
 };
@@ -48,6 +48,39 @@ pub async fn a_retry_is_parked_and_comes_again(sut: &dyn LogUnderTest) {
     assert_eq!(parked(sut).await[0].row.attempts, 2);
     relay.settle(&again, &Verdict::Delivered).await;
     assert!(parked(sut).await.is_empty(), "nothing is kept of what was delivered");
+}
+
+/// An event whose destination is away is parked with its key, and has its attempt back. The status says what it waits
+/// for, where there is one to ask.
+pub async fn an_event_whose_destination_is_away_is_parked_at_no_cost(sut: &dyn LogUnderTest) {
+    let all = published(&sut.publish(&[event("a", 0), event("a", 1), event("b", 2)]).await);
+    let relay = open(sut, options(sut, Order::Key)).await;
+    let held = relay.collect(3).await;
+    let verdicts = [away(Duration::ZERO), Verdict::Released, Verdict::Delivered];
+    let settlements: Vec<Settlement> =
+        held.iter().zip(verdicts).map(|(d, verdict)| Settlement { position: d.position, verdict }).collect();
+    relay.source().settle(&settlements).await.expect("settle");
+    reaches(sut, C, all[2]).await;
+    let mut attempts = Vec::new();
+    for verdict in [retry(Duration::ZERO), away(Duration::ZERO), away(Duration::from_secs(600))] {
+        let again = relay.some(1).await.deliveries;
+        assert_eq!(seqs(&again), [all[0]], "its key waits behind it");
+        attempts.push(again[0].attempt);
+        relay.settle(&again, &verdict).await;
+    }
+    assert_eq!(attempts, [1, 2, 2], "away, failed, away");
+    let row = parked(sut).await.remove(0).row;
+    assert_eq!((row.seq, row.state.as_str(), row.attempts, row.held), (all[0], "pending", 1, false));
+    assert_eq!(row.error_code.as_deref(), Some("away:no_topic"));
+    assert!(row.error_message.as_deref().is_some_and(|text| text.contains("topic t is away")), "{row:?}");
+    let waiting = sut.away().await;
+    if let Some(waiting) = waiting {
+        let [waiting] = &waiting[..] else { panic!("{waiting:?}") };
+        assert_eq!((waiting.events, waiting.consumer.as_deref()), (1, Some(C)));
+    }
+    let filter = ParkedFilter { consumer: Some(C.into()), seqs: vec![all[0]], ..ParkedFilter::default() };
+    assert_eq!(sut.admin().discard_parked(&filter).await.expect("discard"), 1);
+    assert_eq!(seqs(&relay.deliver(1).await), [all[1]], "and its key goes on when a person discards it");
 }
 
 /// Later events of a key wait behind one that is to be tried again, and come in order after it; others go on.

@@ -17,6 +17,7 @@ use std::{sync::Arc, time::Duration};
 
 use airtight_core::{
     Delivery, NewEvent, Order, Published, Source, Verdict,
+    admin::AwayStatus,
     log::{Consumer, LogAdmin, LogOptions, Parked, ParkedFilter},
 };
 use async_trait::async_trait;
@@ -68,6 +69,11 @@ pub trait LogUnderTest: Send + Sync {
 
     /// The operator's side.
     fn admin(&self) -> Arc<dyn LogAdmin>;
+
+    /// What the status says of destinations that are away; none where there is no status.
+    async fn away(&self) -> Option<Vec<AwayStatus>> {
+        None
+    }
 
     /// Makes the lease of every relay run out now, as if that time had passed.
     async fn expire_leases(&self);
@@ -224,6 +230,7 @@ macro_rules! log_checks {
             a_consumer_behind_retention_is_told_and_never_skips
             retention_waits_for_the_slowest_consumer
             a_retry_is_parked_and_comes_again
+            an_event_whose_destination_is_away_is_parked_at_no_cost
             a_retry_holds_its_key_and_no_other
             order_none_holds_nothing
             total_order_holds_everything

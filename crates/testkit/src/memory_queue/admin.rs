@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use airtight_core::{
-    NewEvent, Published, Result,
+    Error, NewEvent, Published, Result,
     admin::{
-        Acted, Admin, BlockedKey, Detail, Filter, Finding, Prune, RelayStatus, Removed, Row, Status,
-        StreamStatus,
+        Acted, Admin, AwayStatus, BlockedKey, Detail, Filter, Finding, Prune, RelayStatus, Removed, Row,
+        Status, StreamStatus,
     },
     state::State,
 };
@@ -125,7 +125,17 @@ impl Admin for MemoryStore {
             lease_seconds: left.as_secs_f64(),
         });
         let relays = relays.collect();
+        let mut away: BTreeMap<String, AwayStatus> = BTreeMap::new();
+        for row in tables.rows.values().filter(|row| row.state == State::Pending) {
+            let Some(error) = row.error.as_ref().filter(|error| Error::is_away_code(error.code())) else {
+                continue;
+            };
+            let status = away.entry(error.message().to_owned()).or_default();
+            (status.code, status.message) = (error.code().to_owned(), error.message().to_owned());
+            status.events += 1;
+        }
         Ok(Status {
+            away: away.into_values().collect(),
             slots: Vec::new(),
             outbox: "memory".into(),
             streams: streams.into_values().collect(),

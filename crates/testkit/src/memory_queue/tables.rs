@@ -427,6 +427,11 @@ impl Tables {
                 (row.state, row.due, row.waited) = (State::Pending, Some(now + *after), true);
                 row.error = Some(error.clone());
             }
+            Verdict::Away { after, error } => {
+                row.back_to_pending();
+                (row.due, row.waited) = (Some(now + *after), true);
+                row.error = Some(error.clone());
+            }
             Verdict::Dead { error } => {
                 (row.state, row.waited, row.error) = (State::Dead, true, Some(error.clone()));
             }

@@ -48,6 +48,12 @@ pub(crate) fn retry(after: Duration) -> Verdict {
     Verdict::Retry { after, error: failure() }
 }
 
+pub(crate) fn away(after: Duration) -> Verdict {
+    // As the relay words it.
+    let error = Error::unavailable("away:no_topic", "topic t is away: the check says so").at("topic t");
+    Verdict::Away { after, error }
+}
+
 pub(crate) fn dead() -> Verdict {
     Verdict::Dead { error: Error::permanent("hopeless", "the check says so") }
 }

@@ -156,6 +156,7 @@ macro_rules! source_checks {
             only_the_streams_asked_for_are_read
             the_backlog_counts_what_is_left
             attempts_grow_at_claims_and_a_release_gives_back
+            an_event_whose_destination_is_away_waits_at_no_cost
             an_events_own_limit_comes_with_it
             a_retry_waits_and_holds_its_key_only
             what_was_held_is_freed_in_order

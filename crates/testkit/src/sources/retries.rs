@@ -10,7 +10,7 @@ use airtight_core::{
 
 use super::{
     SourceUnderTest,
-    hand::{Hand, dead, event, events, ids, long, retry, short},
+    hand::{Hand, away, dead, event, events, ids, long, retry, short},
 };
 use crate::wait::eventually;
 
@@ -26,6 +26,41 @@ pub async fn attempts_grow_at_claims_and_a_release_gives_back(sut: &dyn SourceUn
     }
     attempts.push(relay.deliver(1).await[0].attempt);
     assert_eq!(attempts, [1, 1, 2, 2, 3], "released, failed, released, failed, delivered");
+}
+
+/// An event whose destination is away waits like a retry, with its key behind it, and has its attempt back. It is in
+/// nobody's hands meanwhile, so a person may discard it, and the status says what it waits for.
+pub async fn an_event_whose_destination_is_away_waits_at_no_cost(sut: &dyn SourceUnderTest) {
+    sut.publish(&events("a", 1)).await;
+    let relay = Hand::open(sut, long(Order::Key)).await;
+    let wait = Duration::from_millis(700);
+    let mut attempts = Vec::new();
+    for verdict in [away(Duration::ZERO), retry(Duration::ZERO), away(wait)] {
+        let batch = relay.some(1).await;
+        attempts.push(batch.deliveries[0].attempt);
+        assert_eq!(relay.settle(&batch.deliveries, &verdict).await.applied, 1);
+    }
+    let put_back = Instant::now();
+    sut.publish(&events("a", 2)).await;
+    sut.publish(&events("b", 3)).await;
+    let others = relay.deliver(3).await;
+    assert!(others.iter().all(|d| d.event.aggregate_id == "b"), "{:?} must wait", ids(&others));
+    let again = relay.some(1).await.deliveries;
+    assert!(put_back.elapsed() + Duration::from_millis(150) >= wait, "came after {:?}", put_back.elapsed());
+    attempts.push(again[0].attempt);
+    assert_eq!(attempts, [1, 1, 2, 2], "away, failed, away, and now");
+    relay.settle(&again, &away(Duration::from_secs(600))).await;
+
+    let Some(admin) = sut.admin() else { return };
+    let status = admin.status().await.expect("status");
+    let [waiting] = &status.away[..] else { panic!("{:?}", status.away) };
+    assert_eq!((waiting.events, waiting.consumer.as_deref()), (1, None));
+    assert!(waiting.message.contains("topic t is away"), "{waiting:?}");
+    assert_eq!(status.streams.iter().map(|stream| stream.processing).sum::<u64>(), 0);
+    let id = again[0].event.id.clone();
+    assert_eq!(admin.discard(&id).await.expect("discard"), Acted::Yes);
+    assert_eq!(admin.status().await.expect("status").away, []);
+    relay.deliver(2).await;
 }
 
 /// `max_attempts` of an event comes along with it.

@@ -171,11 +171,21 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(store: &MemoryStore, options: QueueOptions, sink: &TestSink, policy: Policy) -> Self {
+    pub(crate) fn start(
+        store: &MemoryStore,
+        options: QueueOptions,
+        sink: &(impl Sink + Clone),
+        policy: Policy,
+    ) -> Self {
         Self::of(Arc::new(Queue::new(store.clone(), options)), sink, policy, false)
     }
 
-    pub(crate) fn drain(store: &MemoryStore, options: QueueOptions, sink: &TestSink, policy: Policy) -> Self {
+    pub(crate) fn drain(
+        store: &MemoryStore,
+        options: QueueOptions,
+        sink: &(impl Sink + Clone),
+        policy: Policy,
+    ) -> Self {
         Self::of(Arc::new(Queue::new(store.clone(), options)), sink, policy, true)
     }
 

@@ -1,9 +1,10 @@
-//! Delivering: batches from the lanes to the sink, what the sink said of them, and the circuit that opens when
-//! it is away as a whole.
+//! Delivering: batches from the lanes to the sink, what the sink said of them, the circuit that opens when it is away as
+//! a whole, and what waits while a destination of it is.
 
 use std::{
     panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 use futures::FutureExt;
@@ -14,7 +15,9 @@ use crate::{
     event::Event,
     hash::Set,
     relay::{
-        Order, judge,
+        Order,
+        destinations::Gate,
+        judge,
         lanes::{Lane, Queued},
         panic_message,
         stats::add,
@@ -40,7 +43,7 @@ impl Engine {
             let max_events = if one { 1 } else { self.caps.max_batch_events.max(1) };
             let taken =
                 self.lanes.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
-            let batch = self.drop_lost(taken);
+            let batch = self.keep_sendable(taken);
             if batch.is_empty() {
                 continue;
             }
@@ -51,32 +54,50 @@ impl Engine {
         }
     }
 
-    /// Takes out events whose lease ran out before they were sent, and all behind them in their lane:
-    /// somebody else delivers them. The source is told, so that it can give back what nobody has taken yet.
-    pub(super) fn drop_lost(&mut self, taken: Vec<Queued>) -> Vec<Queued> {
-        if taken.iter().all(|queued| !queued.ownership.is_lost()) {
+    /// Takes out events whose lease ran out before they were sent, and those whose destination is away, with all behind
+    /// them in their lane. Of the first kind somebody else delivers them: the source is told, so that it can give back what
+    /// nobody has taken yet.
+    fn keep_sendable(&mut self, taken: Vec<Queued>) -> Vec<Queued> {
+        if self.destinations.count() == 0 && taken.iter().all(|queued| !queued.ownership.is_lost()) {
             return taken;
         }
-        let mut lost_lanes: Set<Lane> = Set::default();
+        let mut stopped: Set<Lane> = Set::default();
         let mut kept_lanes: Set<Lane> = Set::default();
         let mut kept = Vec::with_capacity(taken.len());
         for queued in taken {
             let lane = queued.lane;
-            let behind_lost = lane.is_some_and(|lane| lost_lanes.contains(&lane));
-            if !behind_lost && !queued.ownership.is_lost() {
+            let is_behind = lane.is_some_and(|lane| stopped.contains(&lane));
+            let verdict = if is_behind || queued.ownership.is_lost() {
+                Some(Verdict::Released)
+            } else {
+                self.waits(&queued.delivery.event)
+            };
+            let Some(verdict) = verdict else {
                 kept_lanes.extend(lane);
                 kept.push(queued);
                 continue;
-            }
-            lost_lanes.extend(lane);
+            };
+            stopped.extend(lane);
             self.shrink(1, queued.size);
-            self.push_verdict(queued.delivery.position, lane, Verdict::Released);
+            self.push_verdict(queued.delivery.position, lane, verdict);
             self.clear_lane(lane);
         }
-        for lane in lost_lanes.difference(&kept_lanes) {
+        for lane in stopped.difference(&kept_lanes) {
             self.lanes.finish(*lane);
         }
         kept
+    }
+
+    /// The verdict on an event that is not sent because its destination is away.
+    fn waits(&mut self, event: &Event) -> Option<Verdict> {
+        match self.destinations.gate(&self.destinations_of(event)) {
+            Gate::Open => None,
+            Gate::Wait { after, error } => Some(judge::waits(after, &error)),
+        }
+    }
+
+    fn destinations_of(&self, event: &Event) -> Vec<String> {
+        if self.destinations.count() == 0 { Vec::new() } else { self.sink.destinations(event) }
     }
 
     pub(super) fn on_delivered(&mut self, delivered: Delivered) {
@@ -102,8 +123,11 @@ impl Engine {
                 )),
                 other => other,
             };
+            let waits = self.learn(&delivery.event, &outcome);
             match &outcome {
-                Outcome::Failed(error) if error.class() == Class::Unavailable => away = Some(error.clone()),
+                Outcome::Failed(error) if error.class() == Class::Unavailable && waits.is_none() => {
+                    away = Some(error.clone());
+                }
                 Outcome::Skipped => {}
                 _ => {
                     if self.circuit.answered() {
@@ -115,7 +139,7 @@ impl Engine {
             if matches!(outcome, Outcome::Duplicate) {
                 add(&self.stats.duplicates, 1);
             }
-            let verdict = judge::verdict(&delivery, outcome, &self.policy);
+            let verdict = judge::verdict(&delivery, outcome, waits, &self.policy);
             self.log_verdict(&delivery.event, delivery.attempt, &verdict);
             let holds = judge::holds_lane(&verdict, &self.policy);
             self.shrink(1, size);
@@ -135,6 +159,50 @@ impl Engine {
         }
     }
 
+    /// Takes in what an outcome says of the event's destinations. Returns how long the event is to wait, if one of them
+    /// is away.
+    fn learn(&mut self, event: &Event, outcome: &Outcome) -> Option<Duration> {
+        let refused = match outcome {
+            Outcome::Failed(error) => error.destination().map(|name| (name, error)),
+            _ => None,
+        };
+        if self.destinations.count() == 0 && refused.is_none() {
+            return None;
+        }
+        let names = self.sink.destinations(event);
+        let refused = refused.and_then(|(name, error)| {
+            let at = names.iter().position(|known| known == name)?;
+            Some((at, error))
+        });
+        let is_untried = match outcome {
+            Outcome::Failed(error) => error.class() == Class::Unavailable,
+            Outcome::Skipped => true,
+            Outcome::Delivered | Outcome::Duplicate | Outcome::Committed | Outcome::Unknown(_) => false,
+        };
+        let (answered, untried) = match refused {
+            // Who says that a routing key has no queue has found the exchange.
+            Some((at, _)) => (&names[..at], &names[at + 1..]),
+            None if is_untried => (&names[..0], &names[..]),
+            None => (&names[..], &names[..0]),
+        };
+        for name in self.destinations.answered(answered) {
+            tracing::info!(pipeline = self.name, destination = name, "the destination is back");
+        }
+        self.destinations.untried(untried);
+        let after = refused.map(|(at, error)| {
+            let refused = self.destinations.refused(&names[at], error);
+            if let Some(wait) = refused.news {
+                tracing::warn!(
+                    pipeline = self.name, destination = names[at], code = error.code(), %error,
+                    "a destination is away: its events wait and cost no attempt, all others go on; trying again in {wait:.1?}"
+                );
+            }
+            refused.after
+        });
+        self.stats.destinations_away.store(self.destinations.count() as u64, Ordering::Relaxed);
+        after
+    }
+
     pub(super) fn log_verdict(&self, event: &Event, attempt: u32, verdict: &Verdict) {
         match verdict {
             Verdict::Retry { after, error } => {
@@ -147,11 +215,17 @@ impl Engine {
             }
             Verdict::Dead { error } => log_failure(&self.name, event, error, "dead"),
             Verdict::Unknown { error } => log_failure(&self.name, event, error, "outcome unknown"),
-            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released => {}
+            Verdict::Delivered | Verdict::SettledInTransaction | Verdict::Released | Verdict::Away { .. } => {
+            }
         }
     }
 
     pub(super) fn open_circuit(&mut self, error: &Error) {
+        if self.drain && error.is_lasting() {
+            tracing::error!(pipeline = self.name, code = error.code(), %error, "the sink will not come back by itself");
+            self.stop(Some(error.clone()));
+            return;
+        }
         let Some(wait) = self.circuit.open(error) else { return };
         tracing::warn!(
             pipeline = self.name, code = error.code(), %error,

@@ -16,7 +16,8 @@ const FIRST_WORD: Duration = Duration::from_secs(3);
 const NEXT_WORD: Duration = Duration::from_secs(60);
 
 pub(super) enum Fetched {
-    Batch(u64, Result<Batch>),
+    /// Which fetch it was, how many events it could have brought, and how long it took.
+    Batch(u64, usize, Duration, Result<Batch>),
     Backlog(Result<crate::Backlog>),
     Waited,
 }
@@ -43,8 +44,13 @@ impl Engine {
         }
         let Some(limits) = self.room() else { return };
         self.fetches += 1;
-        let fetch = self.fetches;
-        self.fetch = Some(async move { Fetched::Batch(fetch, source.next(limits).await) }.boxed());
+        let (fetch, room) = (self.fetches, limits.events);
+        let next = async move {
+            let began = Instant::now();
+            let batch = source.next(limits).await;
+            Fetched::Batch(fetch, room, began.elapsed(), batch)
+        };
+        self.fetch = Some(next.boxed());
     }
 
     /// How much may be fetched; none while there is less room than is worth a round trip.
@@ -69,17 +75,35 @@ impl Engine {
             Fetched::Backlog(Ok(backlog)) => {
                 if backlog.unfinished <= backlog.blocked && self.is_quiet() {
                     self.stop(None);
+                } else if let Some(error) = self.hopeless(backlog) {
+                    self.stop(Some(error));
                 } else {
                     self.say_what_is_left(&backlog);
                     self.idle = true;
                 }
             }
-            Fetched::Batch(fetch, Ok(batch)) => {
+            Fetched::Batch(fetch, room, took, Ok(batch)) => {
                 self.fetch_failures = 0;
+                let events = batch.deliveries.len();
+                self.destinations.fetched(events, events >= room, took);
                 self.accept(fetch, batch);
             }
-            Fetched::Batch(_, Err(error)) | Fetched::Backlog(Err(error)) => self.on_source_error(error),
+            Fetched::Batch(.., Err(error)) | Fetched::Backlog(Err(error)) => self.on_source_error(error),
         }
+    }
+
+    /// Why a drain ends though something is left: whatever is not blocked waits for a destination that refuses.
+    fn hopeless(&self, backlog: crate::Backlog) -> Option<Error> {
+        let retries = self.retries_until.is_some_and(|until| until > Instant::now());
+        let what = self.destinations.hopeless().filter(|_| !retries && self.is_quiet())?;
+        let left = backlog.unfinished.saturating_sub(backlog.blocked);
+        Some(Error::unavailable(
+            "destination_away",
+            format!(
+                "{left} event(s) are left in the outbox, and wait for {what}. Mend it: what is wrong there, and run again; \
+                 none of them has cost an attempt"
+            ),
+        ))
     }
 
     /// A drain that has nothing to do and is not done says why, after a moment and then every minute.

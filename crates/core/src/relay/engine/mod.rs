@@ -23,6 +23,7 @@ use self::{
 use super::{
     Policy, Relay, Stats,
     circuit::Circuit,
+    destinations::Destinations,
     lanes::{Lane, Lanes, Queued},
 };
 use crate::{
@@ -59,6 +60,10 @@ pub(super) struct Engine {
     delivering: HashMap<u64, Vec<Position>>,
     next_call: u64,
     circuit: Circuit,
+    /// Those that are away while the sink is not.
+    destinations: Destinations,
+    /// When the last of the retries that this relay has asked for is due.
+    retries_until: Option<Instant>,
     /// The sink is being opened again, which may take long and must hold up nothing else.
     reopen: Option<BoxFuture<'static, Result<()>>>,
 
@@ -96,6 +101,8 @@ impl Engine {
         Self {
             lanes: Lanes::new(relay.policy.order),
             circuit: Circuit::new(relay.policy.circuit),
+            destinations: Destinations::new(relay.policy.circuit),
+            retries_until: None,
             source: relay.source,
             sink: relay.sink,
             policy: relay.policy,

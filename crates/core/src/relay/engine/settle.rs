@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
+use tokio::time::Instant;
 
 use super::{Engine, SOURCE_BACKOFF};
 use crate::{
@@ -44,6 +45,9 @@ pub(super) struct Hold {
 impl Engine {
     /// Notes a verdict. `lane` is held back if the verdict says so, and until the source knows it.
     pub(super) fn push_verdict(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+        if let Verdict::Retry { after, .. } = &verdict {
+            self.retries_until = self.retries_until.max(Instant::now().checked_add(*after));
+        }
         let then = match lane {
             Some(lane) if judge::holds_lane(&verdict, &self.policy) => {
                 self.held.entry(lane).or_default().unsettled += 1;
@@ -121,6 +125,7 @@ impl Engine {
                 Verdict::Dead { .. } => &self.stats.dead,
                 Verdict::Unknown { .. } => &self.stats.unknown,
                 Verdict::Released => &self.stats.released,
+                Verdict::Away { .. } => &self.stats.waiting,
             };
             add(counter, 1);
             self.follow(then);
