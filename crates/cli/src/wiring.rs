@@ -226,7 +226,7 @@ pub(crate) async fn open_sqlite(path: &Path) -> Result<SqliteOutbox, Error> {
     SqliteOutbox::open(path).await
 }
 
-fn pg_options(database: &Database) -> PgOptions {
+pub(crate) fn pg_options(database: &Database) -> PgOptions {
     let mut options = PgOptions { spec: database.spec.clone(), ..PgOptions::default() };
     if let Some(schema) = &database.schema {
         options.schema.clone_from(schema);
@@ -427,7 +427,7 @@ fn broker_sink(broker: &Broker) -> Result<Arc<dyn Sink>, Error> {
     })
 }
 
-fn webhook_config(webhook: &Webhook) -> WebhookConfig {
+pub(crate) fn webhook_config(webhook: &Webhook) -> WebhookConfig {
     let mut config = WebhookConfig::new(&webhook.url);
     if let Some(secret) = &webhook.secret {
         config = config.secret(secret.reveal());

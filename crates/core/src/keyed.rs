@@ -32,7 +32,7 @@ where
             if matches!(&outcome, Outcome::Failed(error) if error.class() == Class::Unavailable) {
                 away.store(true, Ordering::Relaxed);
             }
-            let goes_on = matches!(outcome, Outcome::Delivered | Outcome::Committed);
+            let goes_on = outcome.is_delivered();
             answered.push((at, outcome));
             if !goes_on {
                 break;
@@ -78,6 +78,7 @@ mod tests {
             attempt: 1,
             max_attempts: None,
             lost_leases: 0,
+            replay: None,
         };
         keys.chars().enumerate().map(delivery).collect()
     }

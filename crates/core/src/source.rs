@@ -109,6 +109,10 @@ pub struct Delivery {
     pub max_attempts: Option<u32>,
     /// How often a relay vanished while it held this event.
     pub lost_leases: u32,
+    /// The replay that asked for it again, by a number that no other replay has: [`crate::log::Replay::id`]. None for
+    /// what is delivered for the first time, and for repeats that nobody asked for (a crash, a takeover): where a
+    /// destination knows repeats by an id, those stay under the event's own.
+    pub replay: Option<i64>,
 }
 
 /// A row that cannot be delivered as it is.

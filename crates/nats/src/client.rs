@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Error, Outcome, Result};
 use async_nats::{
     ConnectError, ConnectErrorKind, ConnectOptions, Event, Message, Request, RequestErrorKind, ServerAddr,
     ServerError, connection::State as Link,
@@ -203,7 +203,7 @@ impl Client {
     }
 
     /// Publishes one message; `Ok` is the stream's acknowledgement.
-    pub(crate) async fn publish(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<()> {
+    pub(crate) async fn publish(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<Outcome> {
         // Never closed.
         let _permit = self.window.acquire().await;
         if connection.given_up.load(Ordering::Relaxed) {
@@ -226,7 +226,7 @@ impl Client {
         connection: &Arc<Connection>,
         outgoing: &Outgoing,
         message: &Message,
-    ) -> Result<()> {
+    ) -> Result<Outcome> {
         let stream = self.config.stream.as_deref();
         match errors::check_answer(&outgoing.subject, stream, &message.payload) {
             Err(error) if error.code() == "too_large" => {

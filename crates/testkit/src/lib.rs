@@ -6,6 +6,7 @@ pub mod deliveries;
 pub mod faults;
 pub mod http;
 pub mod ledger;
+pub mod logged;
 pub mod logs;
 pub mod memory_log;
 pub mod memory_queue;

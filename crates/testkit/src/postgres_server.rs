@@ -3,6 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
+    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
@@ -133,7 +134,23 @@ impl PrivateServer {
         self.run("pg_ctl", &["stop", "--mode", "immediate", "--silent", "--pgdata", path(&data)]);
     }
 
-    /// Starts it again after [`PrivateServer::stop`].
+    /// Shuts it down as an operator would, in the mode `fast` or `smart`, and waits for it. Returns how long it took, or
+    /// an error where it was not down `within` that time.
+    pub fn shut_down(&self, mode: &str, within: Duration) -> Result<Duration, String> {
+        let (data, seconds, since) = (self.data(), within.as_secs().to_string(), Instant::now());
+        let output = self.command(
+            path(&self.bindir.join("pg_ctl")),
+            &["stop", "--mode", mode, "--wait", "--timeout", &seconds, "--pgdata", path(&data)],
+        );
+        let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
+        if output.status.success() {
+            Ok(since.elapsed())
+        } else {
+            Err(format!("not stopped after {within:?}: {}", log()))
+        }
+    }
+
+    /// Starts it again after [`PrivateServer::stop`] or [`PrivateServer::shut_down`].
     pub fn resume(&self) {
         let (data, log) = (self.data(), self.log());
         self.run("pg_ctl", &["start", "--silent", "--wait", "--pgdata", path(&data), "--log", path(&log)]);

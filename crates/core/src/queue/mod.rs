@@ -495,6 +495,7 @@ impl State {
                     attempt: row.attempt,
                     max_attempts: row.max_attempts,
                     lost_leases: row.lost_leases,
+                    replay: None,
                 }),
                 Err(bad) => {
                     batch.rejects.push(Reject { position, id: bad.id, key: bad.key, error: bad.error });

@@ -12,7 +12,7 @@ use crate::{
 pub(super) fn verdict(delivery: &Delivery, outcome: Outcome, policy: &Policy) -> Verdict {
     let row = Row::claimed(delivery.attempt, delivery.max_attempts);
     match outcome {
-        Outcome::Delivered => {
+        Outcome::Delivered | Outcome::Duplicate => {
             row.deliver();
             Verdict::Delivered
         }
@@ -78,7 +78,14 @@ mod tests {
     use std::time::Duration;
 
     fn delivery(attempt: u32, max_attempts: Option<u32>) -> Delivery {
-        Delivery { event: sample_event(1, "k"), position: Position(1), attempt, max_attempts, lost_leases: 0 }
+        Delivery {
+            event: sample_event(1, "k"),
+            position: Position(1),
+            attempt,
+            max_attempts,
+            lost_leases: 0,
+            replay: None,
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use airtight_core::{
     Backlog, Error, Result,
     group::Member,
-    log::{Standing, Start, Watch, behind_retention},
+    log::{Replay, Standing, Start, Watch, behind_retention},
     table::{OffsetTable, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
@@ -281,8 +281,10 @@ pub(super) async fn positions(
             .map_err(&failed)?;
     }
     let sql = format!(
-        "SELECT n, epoch, coalesce(last_seq, 0) AS last_seq FROM {} \
-         WHERE outbox = $1 AND grp = $2 AND owner = $3 AND n = ANY($4::smallint[]) ORDER BY n FOR SHARE",
+        "SELECT n, epoch, coalesce(last_seq, 0) AS last_seq, \
+           (SELECT ARRAY[replay, replay_after, replay_through] FROM {} WHERE outbox = $1 AND name = $5) AS replay \
+         FROM {} WHERE outbox = $1 AND grp = $2 AND owner = $3 AND n = ANY($4::smallint[]) ORDER BY n FOR SHARE",
+        outbox.own("consumer"),
         outbox.own("partition")
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
@@ -291,6 +293,7 @@ pub(super) async fn positions(
         .bind(&member.group)
         .bind(member.id)
         .bind(numbers(partitions))
+        .bind(member.consumer())
         .fetch_all(conn.get())
         .await
         .map_err(&failed)?;
@@ -343,9 +346,18 @@ pub(super) async fn positions(
             offset,
             waiting: waiting.remove(&n).unwrap_or_default(),
             parked: places.remove(&n).unwrap_or_default().into_iter().filter(|seq| *seq > offset).collect(),
+            replay: replay(row.try_get("replay").map_err(&failed)?),
         });
     }
     Ok((standings, server))
+}
+
+/// The replay that a consumer was last asked for, if it was.
+fn replay(columns: Option<Vec<Option<i64>>>) -> Option<Replay> {
+    match columns?[..] {
+        [Some(id), Some(after), Some(through)] => Some(Replay { id, after, through }),
+        _ => None,
+    }
 }
 
 /// What operators have said, and on which server.

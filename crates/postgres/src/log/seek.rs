@@ -86,13 +86,16 @@ pub(super) async fn seek(
     let set_back = is_set_back(outbox, &mut conn, &table, consumer).await?;
     let to = target(outbox, &mut conn, &table, to, end, set_back).await?;
     witness::forget(outbox, &mut conn, &table, consumer, set_back).await?;
-    let from = lock_offsets(outbox, &mut conn, &table, consumer, &group).await?;
+    let (from, furthest) = lock_offsets(outbox, &mut conn, &table, consumer, &group).await?;
     let mut seek =
         Seek { consumer: consumer.to_owned(), from, to, again, skipped, parked_dropped: 0, forgotten: 0 };
     if options.forget_inbox {
         seek.forgotten = forget(outbox, &mut conn, &table, consumer, to).await?;
     }
     seek.parked_dropped = drop_parked(outbox, &mut conn, &table, consumer, to).await?;
+    if to < furthest {
+        remember_replay(outbox, &mut conn, &table, consumer, to).await?;
+    }
     move_all(outbox, &mut conn, &table, consumer, &group, to).await?;
     if options.dry_run {
         // What would happen has happened, to nobody.
@@ -181,14 +184,14 @@ async fn at_time(
     Ok((first - 1).max(floor))
 }
 
-/// Locks the consumer's partitions against its relays; returns the smallest offset.
+/// Locks the consumer's partitions against its relays; returns the smallest offset and the largest.
 async fn lock_offsets(
     outbox: &PgOutbox,
     conn: &mut Conn,
     table: &LogTable,
     consumer: &str,
     group: &str,
-) -> Result<i64> {
+) -> Result<(i64, i64)> {
     let failed = doing("reading offsets");
     let sql = format!(
         "SELECT coalesce(last_seq, 0) FROM {} WHERE outbox = $1 AND grp = $2 ORDER BY n FOR UPDATE",
@@ -202,8 +205,14 @@ async fn lock_offsets(
         .await
         .map_err(&failed)?;
     match &table.columns.spec.log.offsets {
-        Some(foreign) => consumers::foreign_offset(outbox, conn, foreign, consumer, None).await,
-        None => Ok(offsets.into_iter().min().unwrap_or(0)),
+        Some(foreign) => {
+            let offset = consumers::foreign_offset(outbox, conn, foreign, consumer, None).await?;
+            Ok((offset, offset))
+        }
+        None => {
+            let (first, last) = (offsets.iter().min(), offsets.iter().max());
+            Ok((first.copied().unwrap_or(0), last.copied().unwrap_or(0)))
+        }
     }
 }
 
@@ -298,6 +307,33 @@ async fn drop_parked(
         .await
         .map_err(doing("dropping parked events"))?;
     Ok(gone.rows_affected())
+}
+
+/// Gives the replay a number, by the clock: one that was removed with its consumer may not come back. What was to come
+/// again by an earlier replay and has not yet is part of this one.
+async fn remember_replay(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &LogTable,
+    consumer: &str,
+    to: i64,
+) -> Result<()> {
+    let through = consumers::last_value(outbox, conn, table).await?;
+    let sql = format!(
+        "UPDATE {} SET replay = greatest(coalesce(replay, 0) + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), \
+         replay_after = least(coalesce(replay_after, $3), $3), replay_through = $4 WHERE outbox = $1 AND name = $2",
+        outbox.own("consumer")
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(consumer)
+        .bind(to)
+        .bind(through)
+        .execute(conn.get())
+        .await
+        .map_err(doing("noting the replay"))?;
+    Ok(())
 }
 
 async fn move_all(

@@ -6,7 +6,7 @@ use airtight_core::{
     Result,
     admin::{Detail, Row},
     log::{
-        Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
+        Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Replay, Retention, Seek,
         SeekOptions, SeekTo, check_offset,
     },
 };
@@ -183,7 +183,13 @@ impl LogAdmin for MemoryLogStore {
             forgotten: 0,
         };
         if !options.dry_run {
+            let through = tables.last_seq;
             let consumer = tables.consumer_mut(name)?;
+            if consumer.partitions.iter().any(|(offset, _)| to < *offset) {
+                let after = consumer.replay.map_or(to, |before| before.after.min(to));
+                let id = consumer.replay.map_or(1, |before| before.id + 1);
+                consumer.replay = Some(Replay { id, after, through });
+            }
             consumer.parked.retain(|seq, _| *seq <= to);
             consumer.partitions.iter_mut().for_each(|(offset, epoch)| {
                 (*offset, *epoch) = (to, *epoch + 1);

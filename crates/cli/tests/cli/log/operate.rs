@@ -63,7 +63,7 @@ async fn a_running_relay_follows_a_seek() {
     eventually("its offset is stored", || log.consumer("live")["offset"] == 2);
     let shown = log.consumer("live");
     assert_eq!(shown["offsets"][0]["owner"], shown["instances"][0]["id"], "{shown}");
-    let error = log.run(&["consumers", "remove", "live"]).error(1);
+    let error = log.run(&["consumers", "remove", "live", "--yes"]).error(1);
     assert!(error.contains("works for consumer `live`: stop it first"), "{error}");
 
     log.run(&["consumers", "seek", "live", "--to-seq", "1"]).ok();
@@ -71,7 +71,7 @@ async fn a_running_relay_follows_a_seek() {
     relay.signal("TERM");
     let (status, rest) = relay.wait();
     assert!(status.success(), "{rest}");
-    assert_eq!(log.run(&["consumers", "remove", "live"]).ok(), "consumer `live` removed\n");
+    assert_eq!(log.run(&["consumers", "remove", "live", "--yes"]).ok(), "consumer `live` removed\n");
     assert_eq!(log.run(&["consumers", "list", "--json"]).json(), json!([]));
 }
 

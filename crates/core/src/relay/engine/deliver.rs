@@ -16,6 +16,7 @@ use crate::{
     relay::{
         Order, judge,
         lanes::{Lane, Queued},
+        panic_message,
         stats::add,
     },
 };
@@ -111,6 +112,9 @@ impl Engine {
                     }
                 }
             }
+            if matches!(outcome, Outcome::Duplicate) {
+                add(&self.stats.duplicates, 1);
+            }
             let verdict = judge::verdict(&delivery, outcome, &self.policy);
             self.log_verdict(&delivery.event, delivery.attempt, &verdict);
             let holds = judge::holds_lane(&verdict, &self.policy);
@@ -182,12 +186,4 @@ async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivere
         }
     };
     Delivered { call, deliveries, lanes, outcomes }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".into())
 }

@@ -100,7 +100,8 @@ impl Engine {
             return;
         }
         self.fetch_failures += 1;
-        let wait = SOURCE_BACKOFF.after(self.fetch_failures);
+        // A source that works in the background fails between two fetches of ours, and knows better how often it has.
+        let wait = SOURCE_BACKOFF.after(self.fetch_failures).max(error.retry_after().unwrap_or_default());
         tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot read the outbox; trying again in {wait:.1?}");
         if !self.stopping {
             self.fetch = Some(tokio::time::sleep(wait).map(|()| Fetched::Waited).boxed());
