@@ -138,7 +138,7 @@ impl Admin for SqliteOutbox {
             let count = format!("SELECT count(*) {old}");
             let events: i64 = sqlx::query_scalar(AssertSqlSafe(count))
                 .bind(before(what.keep))
-                .fetch_one(self.pool())
+                .fetch_one(&mut *self.acquire().await?)
                 .await
                 .map_err(db)?;
             return Ok(Removed { events: events.unsigned_abs(), column: column.to_owned() });

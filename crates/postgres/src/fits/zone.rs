@@ -78,13 +78,11 @@ pub(super) async fn suspicion(
 /// The zone that sessions have in this database, if it is set for it and differs from ours. Our own session has none
 /// of it: its driver asks for UTC.
 async fn databases_zone(outbox: &PgOutbox, ours: &str) -> Result<Option<String>> {
-    let sql = format!(
-        "SELECT split_part(s, '=', 2) FROM pg_db_role_setting r CROSS JOIN unnest(r.setconfig) AS s \
+    let sql = "SELECT split_part(s, '=', 2) FROM pg_db_role_setting r CROSS JOIN unnest(r.setconfig) AS s \
          WHERE r.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())) \
            AND lower(split_part(s, '=', 1)) = 'timezone' \
-         ORDER BY r.setrole = 0 DESC, r.setdatabase DESC LIMIT 1",
-    );
-    let found: Vec<(String,)> = rows(outbox, sql, &[]).await?;
+         ORDER BY r.setrole = 0 DESC, r.setdatabase DESC LIMIT 1";
+    let found: Vec<(String,)> = rows(outbox, sql.into(), &[]).await?;
     let Some((theirs,)) = found.into_iter().next() else { return Ok(None) };
     let differs =
         format!("SELECT now() AT TIME ZONE {} <> now() AT TIME ZONE {}", literal(&theirs), literal(ours));

@@ -60,7 +60,7 @@ pub(super) async fn prune_log(
 /// What [`prune_log`] would remove.
 pub(super) async fn prunable(outbox: &SqliteOutbox, retention: Retention) -> Result<Pruned> {
     let sql = timed(outbox)?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let slowest = if retention.wait_for_consumers { slowest(&mut conn, sql).await? } else { None };
     let count = format!(
         "SELECT count(*), count(*) FILTER (WHERE {0} > ?2) FROM {1} AS o WHERE {0} < COALESCE((SELECT min({0}) FROM {1} AS o \

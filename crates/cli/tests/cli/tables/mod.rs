@@ -56,12 +56,13 @@ impl Bank {
     async fn execute(&self, sql: &str) {
         let done = match &self.db {
             Some(db) => {
-                let mut connection = PgConnection::connect_with(&db.connect_options()).await.unwrap();
+                let mut connection =
+                    PgConnection::connect_with(&db.connect_options()).await.expect("connected");
                 sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.map(drop)
             }
             None => {
                 let mut connection =
-                    SqliteConnection::connect(&format!("{}?mode=rwc", self.url())).await.unwrap();
+                    SqliteConnection::connect(&format!("{}?mode=rwc", self.url())).await.expect("opened");
                 sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.map(drop)
             }
         };
@@ -73,12 +74,13 @@ impl Bank {
         let sql = format!("SELECT COALESCE(CAST(({sql}) AS TEXT), 'NULL')");
         match &self.db {
             Some(db) => {
-                let mut connection = PgConnection::connect_with(&db.connect_options()).await.unwrap();
-                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
+                let mut connection =
+                    PgConnection::connect_with(&db.connect_options()).await.expect("connected");
+                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.expect("one value")
             }
             None => {
-                let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
-                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
+                let mut connection = SqliteConnection::connect(&self.url()).await.expect("opened");
+                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.expect("one value")
             }
         }
     }
