@@ -5,18 +5,12 @@ set -euo pipefail
 
 infra=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source-path=SCRIPTDIR source=../scripts/services
-source "$infra/../scripts/services" # port_is_free, ours
+source "$infra/../scripts/services" # draw_port, ours
 
 setup() { "$infra/setup-local.sh" "$1" --packages "${relay[@]}"; }
 
 relay=()
 [[ ${1:-} != --debezium ]] || relay=(--debezium)
-
-free_port() {
-    local port
-    until port=$((20000 + RANDOM % 12000)) && port_is_free "$port"; do :; done
-    printf '%s\n' "$port"
-}
 
 fail() {
     echo "FAILED: $*" >&2
@@ -60,7 +54,9 @@ main() {
     local messages pids pid
     IVM_LOCAL_DIR=$(mktemp -d)
     chmod 755 "$IVM_LOCAL_DIR" # the server's user must get through
-    IVM_PG_PORT=$(free_port) IVM_KAFKA_PORT=$(free_port) IVM_CONNECT_PORT=$(free_port)
+    draw_port IVM_PG_PORT
+    draw_port IVM_KAFKA_PORT
+    draw_port IVM_CONNECT_PORT
     export IVM_LOCAL_DIR IVM_PG_PORT IVM_KAFKA_PORT IVM_CONNECT_PORT
     trap 'setup down; rm -rf "$IVM_LOCAL_DIR"' EXIT
 

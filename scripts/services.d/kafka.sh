@@ -90,11 +90,13 @@ options() { # OPTION...
 
 # The archive is written at the exit of a server that has seen its start and its end.
 archive_classes() { # FILE
-    local state config made=1
+    local state config broker controller made=1
     state=$(mktemp -d "$home/training.XXXXXX")
     config=$state/server.properties
     options "-XX:ArchiveClassesAtExit=$state/archive" -Xlog:cds=off >"$state/options"
-    configure "$(pick_port training)" "$(pick_port training)"
+    draw_port broker
+    draw_port controller
+    configure "$broker" "$controller"
     if launch "$home/java.options.new" "$state/options"; then
         end_process "$(recorded pid)" "$config" TERM KILL
         mv "$state/archive" "$1" && made=0
@@ -169,8 +171,8 @@ start() {
     state_for_caller
     config=$state/server.properties
     for attempt in {1..3}; do
-        port=$(pick_port)
-        controller=$(pick_port controller-port)
+        pick_port port
+        pick_port controller controller-port
         [[ $port != "$controller" ]] || continue
         configure "$port" "$controller"
         if launch "$home/java.options" "$home/java.options"; then

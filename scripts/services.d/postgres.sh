@@ -155,7 +155,7 @@ start() {
     # Again, because the port can be taken in between, and because the children of a killed server
     # need a moment to notice.
     for attempt in {1..10}; do
-        port=$(pick_port)
+        pick_port port
         configure "$port"
         if as_user "$bin/pg_ctl" start --silent --wait --timeout 60 --pgdata "$data" --log "$state/log" \
             >"$state/pg_ctl.log" 2>&1; then

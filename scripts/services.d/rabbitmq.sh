@@ -61,9 +61,9 @@ start() {
     for _ in 1 2 3; do
         end_epmd
         rm -f "$state/pid" "$state/epmd.pid"
-        port=$(pick_port)
-        epmd_port=$(free_port)
-        dist_port=$(free_port)
+        pick_port port
+        draw_port epmd_port
+        draw_port dist_port
         configure "$port" "$epmd_port" "$dist_port"
         launch epmd.pid epmd.log "epmd of $state" epmd -port "$epmd_port" -address 127.0.0.1
         # Not finding it, the server would start one as a daemon, which nobody would end.
@@ -79,15 +79,9 @@ start() {
     not_started
 }
 
-free_port() { # one that pick_port has not noted
-    local port=$((20000 + RANDOM % 12000))
-    while ! port_is_free "$port"; do port=$((20000 + RANDOM % 12000)); done
-    printf '%s\n' "$port"
-}
-
 up() { # PORT PIDFILE: it listens once it is ready, which takes the server seconds
     for _ in {1..600}; do
-        port_is_free "$1" || return 0
+        ! listens_on "$(recorded "$2")" "$1" || return 0
         [[ ! -s $state/$2 ]] || kill -0 "$(recorded "$2")" 2>/dev/null || return 1
         sleep 0.1
     done

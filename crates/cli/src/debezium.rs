@@ -106,19 +106,21 @@ fn given<'a>(connector: &'a ConnectorConfig, key: &str) -> Option<&'a str> {
 
 /// Connect has no default for keys and values: either file must say.
 fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
-    let needed = |converter: Option<_>, part: &str| {
-        converter.ok_or_else(|| {
-            Failure::usage(format!(
-                "{}: `{part}.converter` is the worker's: give its properties with --worker FILE, or add the key",
-                file.display()
-            ))
-        })
+    let (key, value) = match (connector.key_converter, connector.value_converter) {
+        (Some(key), Some(value)) => (key, value),
+        (key, value) => {
+            let parts = [("`key.converter`", key.is_none()), ("`value.converter`", value.is_none())];
+            let missing: Vec<&str> =
+                parts.into_iter().filter(|(_, missing)| *missing).map(|(part, _)| part).collect();
+            let (verb, keys) = if missing.len() == 1 { ("is", "key") } else { ("are", "keys") };
+            return Err(Failure::usage(format!(
+                "{}: {} {verb} the worker's: give its properties with --worker FILE, or add the {keys}",
+                file.display(),
+                missing.join(" and ")
+            )));
+        }
     };
-    Ok(Converters {
-        key: needed(connector.key_converter, "key")?,
-        value: needed(connector.value_converter, "value")?,
-        header: connector.header_converter.unwrap_or(Converters::default().header),
-    })
+    Ok(Converters { key, value, header: connector.header_converter.unwrap_or(Converters::default().header) })
 }
 
 /// What a connector says to Connect's producer, and to whoever makes its topics: our key, the connector's, the value.

@@ -108,7 +108,8 @@ pub(crate) fn time(at: Option<OffsetDateTime>) -> String {
 
 /// An age for people: `3.2s`, `4m 10s`, `2h 5m`, `3d 4h`.
 pub(crate) fn age(seconds: f64) -> String {
-    let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default().as_secs();
+    let seconds = seconds.max(0.0);
+    let whole = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs();
     match whole {
         0..60 => format!("{seconds:.1}s"),
         60..3_600 => format!("{}m {}s", whole / 60, whole % 60),

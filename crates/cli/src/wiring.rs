@@ -72,6 +72,11 @@ impl Target {
         Ok(Self { url, database, connector: None })
     }
 
+    /// Whether it is a file of SQLite's.
+    pub(crate) fn is_sqlite(&self) -> bool {
+        matches!(self.url, DatabaseUrl::Sqlite(_))
+    }
+
     /// Whether `migrate` is to make the outbox notify.
     pub(crate) fn set_notify(&mut self, notify: bool) -> Outcome {
         self.database.notify = Some(notify);
@@ -221,7 +226,7 @@ pub(crate) async fn open_sqlite(path: &Path) -> Result<SqliteOutbox, Error> {
     SqliteOutbox::open(path).await
 }
 
-fn pg_options(database: &Database) -> PgOptions {
+pub(crate) fn pg_options(database: &Database) -> PgOptions {
     let mut options = PgOptions { spec: database.spec.clone(), ..PgOptions::default() };
     if let Some(schema) = &database.schema {
         options.schema.clone_from(schema);
@@ -314,6 +319,14 @@ impl Store {
         }
     }
 
+    /// The column that says when a row was written.
+    pub(crate) fn created_at(&self) -> Option<&str> {
+        match self {
+            Self::Sqlite(outbox) => outbox.table().created_at.as_deref(),
+            Self::Postgres(outbox) => outbox.spec().created_at.as_deref(),
+        }
+    }
+
     /// Whether its rows have a place that consumers can follow.
     pub(crate) fn is_followable(&self) -> bool {
         match self {
@@ -339,7 +352,8 @@ impl Store {
     }
 }
 
-fn no_wal() -> Error {
+/// Why there is no `cdc` on SQLite.
+pub(crate) fn no_wal() -> Error {
     Error::permanent("no_wal", "SQLite has no WAL that could be followed: `cdc` is for PostgreSQL")
 }
 
@@ -413,7 +427,7 @@ fn broker_sink(broker: &Broker) -> Result<Arc<dyn Sink>, Error> {
     })
 }
 
-fn webhook_config(webhook: &Webhook) -> WebhookConfig {
+pub(crate) fn webhook_config(webhook: &Webhook) -> WebhookConfig {
     let mut config = WebhookConfig::new(&webhook.url);
     if let Some(secret) = &webhook.secret {
         config = config.secret(secret.reveal());

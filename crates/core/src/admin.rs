@@ -42,12 +42,40 @@ pub trait Admin: Send + Sync {
     /// The same for all dead events of the filter (never unknown ones). Returns how many.
     async fn discard_dead(&self, filter: &Filter) -> Result<u64>;
 
-    /// Deletes done events finished longer ago than `keep`, in bounded statements, and records of relays long
-    /// gone. `progress` is told the running total. Returns how many events.
-    async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64>;
+    /// Deletes done events that are older than asked for, in bounded statements, and records of relays long
+    /// gone. `progress` is told the running total. An error where the table does not say when an event was
+    /// delivered: see [`TableSpec::age_column`](crate::table::TableSpec::age_column).
+    async fn prune(&self, what: Prune, progress: &(dyn Fn(u64) + Sync)) -> Result<Removed>;
 
     /// Keys that wait behind a failed or dead event, with how many events wait.
     async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>>;
+}
+
+/// Which done events [`Admin::prune`] deletes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prune {
+    /// Those that were delivered longer ago than this.
+    pub keep: Duration,
+    /// Whether to go by when an event was written, where its table does not say when it was delivered.
+    pub by_creation: bool,
+    /// Whether to count only.
+    pub dry_run: bool,
+}
+
+impl Prune {
+    /// Those that were delivered longer ago than this.
+    pub fn older_than(keep: Duration) -> Self {
+        Self { keep, by_creation: false, dry_run: false }
+    }
+}
+
+/// What [`Admin::prune`] did, or would do.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// How many events.
+    pub events: u64,
+    /// The column that said how old they were.
+    pub column: String,
 }
 
 /// Something `check` found.
@@ -223,7 +251,9 @@ pub struct StreamStatus {
     pub dead: u64,
     /// Outcome not known.
     pub unknown: u64,
-    /// Age in seconds of the oldest event that is not finished.
+    /// Rows whose status means nothing to airtight, or is NULL: left alone.
+    pub unexplained: u64,
+    /// Age in seconds of the oldest event that is not finished; never negative.
     pub oldest_pending_seconds: Option<f64>,
 }
 

@@ -68,12 +68,20 @@ impl<S: Sink, Tx: ?Sized + Send> EventBus<Tx> for NonAtomicBus<S> {
         event.validate()?;
         let event = placeless(event);
         let id = event.id.clone();
-        let delivery =
-            Delivery { event, position: Position(0), attempt: 1, max_attempts: None, lost_leases: 0 };
+        let delivery = Delivery {
+            event,
+            position: Position(0),
+            attempt: 1,
+            max_attempts: None,
+            lost_leases: 0,
+            replay: None,
+        };
         // Never closed, so never an error.
         let _turn = self.calls.acquire().await;
         match self.sink.deliver(&[delivery]).await.pop() {
-            Some(Outcome::Delivered | Outcome::Committed) => Ok(Published { id, seq: 0, is_new: true }),
+            Some(Outcome::Delivered | Outcome::Duplicate | Outcome::Committed) => {
+                Ok(Published { id, seq: 0, is_new: true })
+            }
             Some(Outcome::Failed(error) | Outcome::Unknown(error)) => Err(error),
             Some(Outcome::Skipped) | None => {
                 Err(Error::retryable("no_outcome", "the sink gave no outcome for this event"))

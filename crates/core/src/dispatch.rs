@@ -205,7 +205,7 @@ mod tests {
     fn code(outcome: &Outcome) -> &str {
         match outcome {
             Outcome::Failed(error) | Outcome::Unknown(error) => error.code(),
-            Outcome::Delivered | Outcome::Committed => "delivered",
+            Outcome::Delivered | Outcome::Duplicate | Outcome::Committed => "delivered",
             Outcome::Skipped => "skipped",
         }
     }

@@ -34,7 +34,7 @@ where
             {
                 away.store(true, Ordering::Relaxed);
             }
-            let goes_on = matches!(outcome, Outcome::Delivered | Outcome::Committed);
+            let goes_on = outcome.is_delivered();
             answered.push((at, outcome));
             if !goes_on {
                 break;
@@ -80,6 +80,7 @@ mod tests {
             attempt: 1,
             max_attempts: None,
             lost_leases: 0,
+            replay: None,
         };
         keys.chars().enumerate().map(delivery).collect()
     }

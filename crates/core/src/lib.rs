@@ -13,6 +13,7 @@
 //! | [`error`] | errors that say whether to retry, give up or wait |
 //! | [`source`], [`sink`] | the delivery contract |
 //! | [`relay`] | the engine |
+//! | [`relays`] | several relays in one process |
 //! | [`group`] | relays that share key partitions |
 //! | [`queue`] | claims and leases, shared by all stores |
 //! | [`log`] | following an append-only table: offsets, parked events, consumers |
@@ -43,6 +44,7 @@ pub mod log;
 pub mod metrics;
 pub mod queue;
 pub mod relay;
+pub mod relays;
 pub mod route;
 pub mod settings;
 pub mod sink;
@@ -60,6 +62,7 @@ pub use error::{Class, Error, Result};
 pub use event::{Event, NewEvent, Op, Payload, Published, SourceColumn, SourceRow};
 pub use format::Format;
 pub use relay::{Order, Policy, Relay};
+pub use relays::{OnEnd, Relays, RunningRelays};
 pub use sink::{Capabilities, Outcome, Preview, Sink};
 pub use source::{Backlog, Batch, Delivery, Limits, Ownership, Position, Settlement, Source, Verdict};
 /// For [`Relay::run`].

@@ -35,6 +35,11 @@ pub fn prometheus(status: &Status, prefix: &str) -> String {
     page.family("outbox_dead", "Given up on.", streams().map(|(s, of)| (of, Some(s.dead))));
     page.family("outbox_unknown", "Outcome not known.", streams().map(|(s, of)| (of, Some(s.unknown))));
     page.family(
+        "outbox_unexplained",
+        "Rows whose status means nothing to airtight, left alone.",
+        streams().map(|(s, of)| (of, Some(s.unexplained))),
+    );
+    page.family(
         "outbox_oldest_pending_seconds",
         "Age of the oldest event that is not finished; zero without one.",
         streams().map(|(s, of)| (of, Some(s.oldest_pending_seconds.unwrap_or(0.0)))),

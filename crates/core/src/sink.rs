@@ -126,7 +126,9 @@ impl Preview {
 pub enum Outcome {
     /// The destination has it, durably.
     Delivered,
-    /// The same, and the source's record of it was written in the same transaction.
+    /// The destination says that it had it already, from an earlier try whose outcome was lost: as good as delivered.
+    Duplicate,
+    /// The same as delivered, and the source's record of it was written in the same transaction.
     Committed,
     /// It was refused or not accepted; the error's class says what follows.
     Failed(Error),
@@ -134,6 +136,13 @@ pub enum Outcome {
     Unknown(Error),
     /// Not tried, because an earlier event of its key failed.
     Skipped,
+}
+
+impl Outcome {
+    /// Whether the destination has the event.
+    pub fn is_delivered(&self) -> bool {
+        matches!(self, Self::Delivered | Self::Duplicate | Self::Committed)
+    }
 }
 
 impl From<()> for Outcome {

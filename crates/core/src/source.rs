@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Event, Result};
+use crate::{Error, Event, Policy, Result};
 
 /// Hands out events that nobody else is delivering, and is told what became of each.
 ///
@@ -34,6 +34,11 @@ use crate::{Error, Event, Result};
 ///   that only `close` is called. `wait` may be dropped, and `open` by a shutdown.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
+    /// Refuses policies that contradict what the source itself says of an event. Called before `open`.
+    fn accepts(&self, _policy: &Policy) -> Result<()> {
+        Ok(())
+    }
+
     /// Connects, checks the table, joins the other relays. Called once, before anything else.
     async fn open(&self) -> Result<()> {
         Ok(())
@@ -105,6 +110,10 @@ pub struct Delivery {
     pub max_attempts: Option<u32>,
     /// How often a relay vanished while it held this event.
     pub lost_leases: u32,
+    /// The replay that asked for it again, by a number that no other replay has: [`crate::log::Replay::id`]. None for
+    /// what is delivered for the first time, and for repeats that nobody asked for (a crash, a takeover): where a
+    /// destination knows repeats by an id, those stay under the event's own.
+    pub replay: Option<i64>,
 }
 
 /// A row that cannot be delivered as it is.
@@ -186,6 +195,10 @@ pub struct Backlog {
     pub unfinished: u64,
     /// Of these, events behind a dead one whose key stays blocked: only a person moves them.
     pub blocked: u64,
+    /// Of these, events that wait for a time, as far as the source knows.
+    pub not_due: u64,
+    /// How long until the first of those is due; none where that is unknown, or never.
+    pub next_due: Option<Duration>,
 }
 
 /// Says whether a batch still belongs to this relay.

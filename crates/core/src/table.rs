@@ -4,6 +4,8 @@
 //! spec among others, and an application's own outbox is another. What a table cannot hold (next retry time,
 //! error, lease, claim token) lives in a side table of airtight's own, keyed by the event.
 
+mod roles;
+
 use crate::{Error, Result, inbox::DedupeKey, state::State};
 
 /// A table and the meaning of its columns.
@@ -451,13 +453,46 @@ impl TableSpec {
         ];
         let mut columns = self.event_columns();
         columns.extend(optional.into_iter().filter_map(|column| column.as_deref()));
-        columns.extend(self.status.as_ref().map(|status| status.column.as_str()));
-        columns.extend(self.count.as_ref().map(|count| match count {
-            Count::Attempts(column) | Count::Retries(column) => column.as_str(),
-        }));
+        columns.extend(self.count_column());
+        if let Some(status) = &self.status {
+            columns.push(&status.column);
+            let conditions = status.roles().into_iter().filter_map(|(_, role)| role.when.as_ref());
+            columns.extend(conditions.map(|when| when.column.as_str()));
+        }
         columns.sort_unstable();
         columns.dedup();
         columns
+    }
+
+    /// The column that counts attempts or retries.
+    pub fn count_column(&self) -> Option<&str> {
+        self.count.as_ref().map(|count| match count {
+            Count::Attempts(column) | Count::Retries(column) => column.as_str(),
+        })
+    }
+
+    /// The column that says how long ago an event was delivered. When it was written is another matter: by that an
+    /// event that waited long would be removed the moment it is delivered, so it is only used if asked for.
+    pub fn age_column(&self, by_creation: bool) -> Result<&str> {
+        let delivered = self.finished_at.as_deref().or(self.updated_at.as_deref());
+        let created = self.created_at.as_deref();
+        delivered.or(created.filter(|_| by_creation)).ok_or_else(|| {
+            let or = match created {
+                Some(created) => format!(
+                    "; or go by {created}, when an event was written, however late it was delivered: \
+                     `done_by_creation = true` in [retention], or `prune --by-creation`"
+                ),
+                None => String::new(),
+            };
+            Error::permanent(
+                "no_time",
+                format!(
+                    "{} has no column that says when an event was delivered, so nobody can tell which are old. \
+                     Mend it: map `finished_at` or `updated_at`{or}",
+                    self.display_name()
+                ),
+            )
+        })
     }
 
     /// The status spec, or an error that says what such a table can do instead.

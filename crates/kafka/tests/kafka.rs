@@ -14,8 +14,8 @@ use std::{
 use airtight_core::{Class, Format, Op, Payload, Sink, sinks::memory::sample_event};
 use airtight_kafka::{KafkaConfig, KafkaSink};
 use airtight_testkit::{
-    brokers::process::free_port,
     deliveries::{error_of, letters, of},
+    ports::Port,
 };
 
 use self::support::{Tail, create_topic, shared, shared_or_mock, sink, sized, unique};
@@ -224,7 +224,7 @@ async fn only_the_event_with_a_bad_topic_is_guilty() {
 
 #[tokio::test]
 async fn nobody_there_is_unavailable_soon_and_costs_no_memory() {
-    let port = free_port();
+    let port = Port::reserve();
     let sink = sink(&format!("kafka://127.0.0.1:{port}/t?connect_timeout=1s"));
     let refused = sink.open().await.unwrap_err();
     assert_eq!((refused.code(), refused.class()), ("connect", Class::Unavailable), "{refused}");

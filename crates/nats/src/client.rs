@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Error, Outcome, Result};
 use async_nats::{
     ConnectError, ConnectErrorKind, ConnectOptions, Event, Message, Request, RequestErrorKind, ServerAddr,
     ServerError, connection::State as Link,
@@ -210,7 +210,7 @@ impl Client {
     }
 
     /// Publishes one message; `Ok` is the stream's acknowledgement. An error says whether it is about this subject alone.
-    pub(crate) async fn publish(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<()> {
+    pub(crate) async fn publish(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<Outcome> {
         let error = match self.publish_now(connection, outgoing).await {
             Err(error) if self.config.subject.constant().is_none() => error,
             other => return other,
@@ -224,7 +224,7 @@ impl Client {
         Err(if is_narrow { error.at(errors::destination(&outgoing.subject)) } else { error })
     }
 
-    async fn publish_now(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<()> {
+    async fn publish_now(&self, connection: &Arc<Connection>, outgoing: &Outgoing) -> Result<Outcome> {
         // Never closed.
         let _permit = self.window.acquire().await;
         if connection.given_up.load(Ordering::Relaxed) {
@@ -247,7 +247,7 @@ impl Client {
         connection: &Arc<Connection>,
         outgoing: &Outgoing,
         message: &Message,
-    ) -> Result<()> {
+    ) -> Result<Outcome> {
         let stream = self.config.stream.as_deref();
         match errors::check_answer(&outgoing.subject, stream, &message.payload) {
             Err(error) if error.code() == "too_large" => {

@@ -31,13 +31,14 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// The message for an event. A permanent error says why there can be none.
-    pub(crate) fn new(event: &Event, config: &Resolved) -> Result<Self> {
+    /// The message for an event, which this replay may have asked for. A permanent error says why there can be none.
+    pub(crate) fn new(event: &Event, replay: Option<i64>, config: &Resolved) -> Result<Self> {
         let subject = config.subject.render(event)?.into_owned();
         subject::check(&subject)?;
         let message = Encoder::new(config.format, CARRIER).encode(event);
         let mut headers = Vec::with_capacity(message.headers.len() + 3);
-        headers.push((MESSAGE_ID.to_owned(), percent_encode(&message_id(event, &subject)).into_owned()));
+        headers
+            .push((MESSAGE_ID.to_owned(), percent_encode(&message_id(event, replay, &subject)).into_owned()));
         if let Some(stream) = &config.stream {
             headers.push((EXPECTED_STREAM.to_owned(), percent_encode(stream).into_owned()));
         }
@@ -90,13 +91,18 @@ impl Outgoing {
 /// The subject is part of it, because two pipelines may send the same event to two subjects of one stream. An id that is
 /// not a UUID is unique in its own table at best, and several tables, or databases that count alike, may feed one
 /// stream; so such ids are joined by all else that an event is known by, down to the microsecond of its time.
-fn message_id(event: &Event, subject: &str) -> String {
+///
+/// What a replay asked for is meant to be there again, whether or not the stream still remembers the first time. Its
+/// number is part of the id from the first try on: with the plain id first, and the other only after *duplicate*, a crash
+/// would double what the stream had forgotten before the replay and not after it.
+fn message_id(event: &Event, replay: Option<i64>, subject: &str) -> String {
     let Event { stream, aggregate_type, aggregate_id, seq, id, occurred_at, .. } = event;
+    let again = replay.map(|replay| format!("/replay/{replay}")).unwrap_or_default();
     if uuid::Uuid::try_parse(id).is_ok() {
-        return format!("{id}/{subject}");
+        return format!("{id}/{subject}{again}");
     }
     let micros = occurred_at.unix_timestamp_nanos() / 1_000;
-    format!("{id}/{subject}/{stream}/{aggregate_type}/{aggregate_id}/{seq}/{micros}")
+    format!("{id}/{subject}/{stream}/{aggregate_type}/{aggregate_id}/{seq}/{micros}{again}")
 }
 
 /// A header's name as NATS can carry it.
@@ -137,7 +143,7 @@ mod tests {
         let mut config = NatsConfig::new("host");
         config.format = Format::Raw;
         change(&mut config);
-        Outgoing::new(event, &config.resolve().unwrap())
+        Outgoing::new(event, None, &config.resolve().unwrap())
     }
 
     fn header<'a>(outgoing: &'a Outgoing, name: &str) -> Option<&'a str> {

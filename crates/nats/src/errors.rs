@@ -2,7 +2,7 @@
 //!
 //! An answer is JSON: where the message is, or what is wrong. Its `err_code` decides; the text is for people.
 
-use airtight_core::{Error, Result};
+use airtight_core::{Error, Outcome, Result};
 use serde::Deserialize;
 
 /// How much of a stranger's answer an error shows.
@@ -28,6 +28,8 @@ struct Answer {
     stream: String,
     #[serde(default)]
     seq: u64,
+    #[serde(default)]
+    duplicate: bool,
 }
 
 /// An error as JetStream words it.
@@ -40,8 +42,8 @@ pub(crate) struct Refusal {
     pub(crate) description: String,
 }
 
-/// Reads the answer to a message. `Ok` means that the stream has it; whether it had it before makes no difference.
-pub(crate) fn check_answer(subject: &str, expected: Option<&str>, payload: &[u8]) -> Result<()> {
+/// Reads the answer to a message. `Ok` means that the stream has it, or had it before and dropped this one.
+pub(crate) fn check_answer(subject: &str, expected: Option<&str>, payload: &[u8]) -> Result<Outcome> {
     let Ok(answer) = serde_json::from_slice::<Answer>(payload) else {
         return Err(not_a_stream(subject, payload));
     };
@@ -59,7 +61,8 @@ pub(crate) fn check_answer(subject: &str, expected: Option<&str>, payload: &[u8]
                 answer.stream
             ),
         )),
-        _ => Ok(()),
+        _ if answer.duplicate => Ok(Outcome::Duplicate),
+        _ => Ok(Outcome::Delivered),
     }
 }
 
@@ -168,9 +171,10 @@ mod tests {
     #[test]
     fn only_the_acknowledgement_of_the_right_stream_counts() {
         let read = |expected, text: &str| check_answer("orders", expected, text.as_bytes());
-        assert!(read(None, r#"{"stream":"S","seq":1}"#).is_ok());
+        assert!(matches!(read(None, r#"{"stream":"S","seq":1}"#), Ok(Outcome::Delivered)));
         assert!(read(Some("S"), r#"{"stream":"S","seq":1,"domain":"d"}"#).is_ok());
-        assert!(read(Some("S"), r#"{"stream":"S","seq":1,"duplicate":true}"#).is_ok());
+        let repeat = read(Some("S"), r#"{"stream":"S","seq":1,"duplicate":true}"#);
+        assert!(matches!(repeat, Ok(Outcome::Duplicate)), "{repeat:?}");
         assert_eq!(read(Some("T"), r#"{"stream":"S","seq":1}"#).unwrap_err().code(), "wrong_stream");
         for stranger in ["", "ok", "+ACK", "{}", "[]", "null", r#"{"stream":"S"}"#, r#"{"seq":1}"#, "\u{1}"] {
             let error = read(None, stranger).unwrap_err();

@@ -20,7 +20,7 @@
 //!
 //! | header | content |
 //! | --- | --- |
-//! | `Nats-Msg-Id` | the event's id and the subject, `id/subject`. By it the stream drops repeats, for as long as its duplicate window (2 minutes by default). An id that is not a UUID may be another table's too, so there it is `id/subject/stream/aggregate type/aggregate id/seq/time in microseconds` |
+//! | `Nats-Msg-Id` | the event's id and the subject, `id/subject`. By it the stream drops repeats, for as long as its duplicate window (2 minutes by default). An id that is not a UUID may be another table's too, so there it is `id/subject/stream/aggregate type/aggregate id/seq/time in microseconds`. What a replay asked for has `/replay/` and the replay's number behind it |
 //! | `Nats-Expected-Stream` | `stream`, where it is set, so that no other stream takes the event |
 //! | `content-type` | what the body is, where the format says so |
 //!

@@ -63,8 +63,8 @@ impl Sink for NatsSink {
         };
         let window = self.client.config().window;
         deliver_keyed(batch, window, async |at| {
-            let event = &batch[at].event;
-            let outgoing = match Outgoing::new(event, self.client.config()) {
+            let Delivery { event, replay, .. } = &batch[at];
+            let outgoing = match Outgoing::new(event, *replay, self.client.config()) {
                 Ok(outgoing) => outgoing,
                 Err(error) => return Outcome::Failed(error),
             };
@@ -74,7 +74,7 @@ impl Sink for NatsSink {
     }
 
     fn preview(&self, event: &Event) -> Result<Option<Preview>> {
-        Outgoing::new(event, self.client.config()).map(|outgoing| Some(outgoing.into_preview()))
+        Outgoing::new(event, None, self.client.config()).map(|outgoing| Some(outgoing.into_preview()))
     }
 
     async fn close(&self) -> Result<()> {

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use airtight_core::{Class, Delivery, Error, Outcome, Sink, sinks::memory::sample_event};
 use airtight_nats::{NatsConfig, NatsSink};
 use airtight_testkit::{
-    brokers::{nats::NatsServer, process::free_port},
+    brokers::nats::NatsServer,
     deliveries::{delivery, of},
+    ports::Port,
 };
 use support::{config, create_stream, expect, jetstream, orders, send, sink, stored};
 use tokio::{io::AsyncWriteExt, net::TcpListener};
@@ -180,7 +181,8 @@ async fn a_port_that_stays_silent_or_hangs_up_is_not_waited_for() {
     assert_eq!(error.class(), Class::Unavailable, "{error:?}");
     hanging_up.abort();
 
-    config.servers = format!("127.0.0.1:{}", free_port());
+    let nobody = Port::reserve();
+    config.servers = format!("127.0.0.1:{nobody}");
     expect(&sink(config).open().await.unwrap_err(), Class::Unavailable, "connect", &["refused"]);
 }
 
@@ -189,7 +191,8 @@ async fn one_server_of_several_is_enough() {
     let Some(server) = NatsServer::start("one_server_of_several_is_enough").await else { return };
     let jetstream = jetstream(&server.address(), None).await;
     create_stream(&jetstream, orders()).await;
-    let servers = format!("127.0.0.1:{},{}", free_port(), server.address());
+    let nobody = Port::reserve();
+    let servers = format!("127.0.0.1:{nobody},{}", server.address());
     let sink = sink(config(&servers));
     for seq in 1..=3 {
         sink.close().await.unwrap();

@@ -3,7 +3,11 @@
 //! Expressions are about a row `t` of the outbox and, where the table cannot hold something, a row `s` of
 //! the side table, which is joined by [`Columns::join_side`].
 
-use std::{collections::HashMap, ops::Deref, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Deref,
+    sync::Arc,
+};
 
 use airtight_core::{
     Error, Result,
@@ -39,10 +43,16 @@ pub(crate) struct EventColumns {
     pub(crate) partition: String,
     /// The name under which the side table and the relays know this outbox.
     pub(crate) outbox: String,
+    /// By column; of a domain, what it is a domain of.
     types: HashMap<String, String>,
     /// How many characters fit, where that is bounded.
     widths: HashMap<String, i32>,
+    /// Columns that may be NULL.
+    nullable: HashSet<String>,
 }
+
+/// The largest count that is read: one more still fits everywhere.
+const MOST: i32 = i32::MAX - 1;
 
 impl EventColumns {
     /// Reads the table's columns and refuses a table that does not fit, naming what is missing.
@@ -51,9 +61,13 @@ impl EventColumns {
         let rows = sqlx::query(
             // With -1 a character of any length is `bpchar`; with NULL it would be `character`, which as a cast
             // means one of length 1.
-            "SELECT a.attname::text, format_type(a.atttypid, -1), \
-             CASE WHEN a.atttypid IN (1042, 1043) AND a.atttypmod > 4 THEN a.atttypmod - 4 END FROM pg_attribute a \
-             WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped",
+            "WITH RECURSIVE c AS (SELECT a.attname::text AS name, NOT a.attnotnull AS nullable, a.atttypid AS kind, \
+                 a.atttypmod AS mod FROM pg_attribute a \
+               WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped \
+               UNION ALL SELECT c.name, c.nullable, t.typbasetype, t.typtypmod FROM c JOIN pg_type t \
+                 ON t.oid = c.kind AND t.typtype = 'd') \
+             SELECT c.name, format_type(c.kind, -1), CASE WHEN c.kind IN (1042, 1043) AND c.mod > 4 THEN c.mod - 4 END, \
+               c.nullable FROM c JOIN pg_type t ON t.oid = c.kind WHERE t.typtype <> 'd'",
         )
         .persistent(!outbox.pooled)
         .bind(spec.qualified())
@@ -70,11 +84,15 @@ impl EventColumns {
         }
         let mut types = HashMap::new();
         let mut widths = HashMap::new();
+        let mut nullable = HashSet::new();
         for row in rows {
             let failed = doing("reading the table's columns");
             let name: String = row.try_get(0).map_err(&failed)?;
             if let Some(width) = row.try_get(2).map_err(&failed)? {
                 widths.insert(name.clone(), width);
+            }
+            if row.try_get(3).map_err(&failed)? {
+                nullable.insert(name.clone());
             }
             types.insert(name, row.try_get(1).map_err(&failed)?);
         }
@@ -86,6 +104,7 @@ impl EventColumns {
                 format!("{} has no column {}: correct the mapping", spec.display_name(), missing.join(", ")),
             ));
         }
+        let spec = checked_json(spec, &types);
         Ok(Self {
             table: spec.qualified(),
             side: outbox.own("side"),
@@ -94,6 +113,7 @@ impl EventColumns {
             outbox: spec.display_name(),
             types,
             widths,
+            nullable,
             spec,
         })
     }
@@ -134,6 +154,31 @@ impl EventColumns {
         matches!(self.type_of(column), "bigint" | "integer" | "smallint")
     }
 
+    /// Whether a column holds times that carry no zone.
+    pub(crate) fn is_without_zone(&self, column: &str) -> bool {
+        self.type_of(column) == "timestamp without time zone"
+    }
+
+    /// The largest number that a column of counts can hold.
+    pub(crate) fn most(&self, column: &str) -> i64 {
+        match self.type_of(column) {
+            "smallint" => i16::MAX.into(),
+            "integer" => i32::MAX.into(),
+            _ => i64::MAX,
+        }
+    }
+
+    /// A number of `t`, no smaller and no larger than that: a cast that fails would fail for all rows.
+    fn within(&self, column: &str, low: i64, high: i64, cast: &str) -> String {
+        let value = col(column);
+        match self.type_of(column) {
+            "bigint" | "integer" | "smallint" | "numeric" => format!(
+                "CASE WHEN {value} IS NOT NULL THEN least(greatest({value}, {low}), {high})::{cast} END"
+            ),
+            _ => format!("{value}::{cast}"),
+        }
+    }
+
     /// The identity of `t`.
     pub(crate) fn identity(&self) -> String {
         col(&self.spec.identity)
@@ -151,27 +196,31 @@ impl EventColumns {
 
     /// A timestamp column as `timestamptz`. A number is taken for seconds since 1970.
     pub(crate) fn read_time(&self, column: &str) -> String {
-        if self.type_of(column) == "timestamp without time zone" {
-            format!("({} AT TIME ZONE {})", col(column), literal(&self.spec.zone))
+        let value = col(column);
+        if self.is_without_zone(column) {
+            // A zone moves the last and the first day out of what the server can count.
+            format!(
+                "(CASE WHEN {value} > timestamp '294000-01-01' THEN timestamptz 'infinity' \
+                 WHEN {value} < timestamp '4700-01-01 BC' THEN timestamptz '-infinity' \
+                 ELSE {value} AT TIME ZONE {} END)",
+                literal(&self.spec.zone)
+            )
         } else if self.is_integer(column) {
-            format!("to_timestamp({})", col(column))
+            // From the year 1 to 9999.
+            format!("to_timestamp({})", self.within(column, -62_135_596_800, 253_402_300_799, "float8"))
         } else {
-            col(column)
+            value
         }
     }
 
-    /// A timestamp column for a program, whose calendar has neither infinity nor more than four digits for a year.
+    /// A timestamp column for a program: see [`in_calendar`].
     pub(crate) fn show_time(&self, column: &str) -> String {
-        let time = self.read_time(column);
-        format!(
-            "CASE WHEN {time} IS NOT NULL THEN least(greatest({time}, timestamptz '0001-01-01 00:00:00+00'), \
-             timestamptz '9999-12-31 23:59:59+00') END"
-        )
+        in_calendar(&self.read_time(column))
     }
 
     /// A `timestamptz` expression as the column wants it.
     pub(crate) fn write_time(&self, column: &str, value: &str) -> String {
-        if self.type_of(column) == "timestamp without time zone" {
+        if self.is_without_zone(column) {
             format!("(({value}) AT TIME ZONE {})", literal(&self.spec.zone))
         } else {
             value.to_owned()
@@ -182,6 +231,12 @@ impl EventColumns {
     pub(crate) fn order(&self) -> Vec<String> {
         match (&self.spec.seq, &self.spec.created_at) {
             (Some(seq), _) => vec![col(seq)],
+            // Compared with NULL, a row would be neither before nor behind any other.
+            (None, Some(created_at)) if self.nullable.contains(created_at) => {
+                let first =
+                    if self.is_integer(created_at) { i64::MIN.to_string() } else { "'-infinity'".into() };
+                vec![format!("coalesce({}, {first})", col(created_at)), self.identity()]
+            }
             (None, Some(created_at)) => vec![col(created_at), self.identity()],
             (None, None) => vec![self.identity()],
         }
@@ -190,9 +245,12 @@ impl EventColumns {
     /// The event's `seq`. A table without one gets the microseconds of its creation time.
     pub(crate) fn seq(&self) -> String {
         match (&self.spec.seq, &self.spec.created_at) {
+            (Some(seq), _) if self.type_of(seq) == "numeric" => {
+                format!("({})", self.within(seq, i64::MIN, i64::MAX, "bigint"))
+            }
             (Some(seq), _) => format!("{}::bigint", col(seq)),
             (None, Some(created_at)) => {
-                format!("(extract(epoch FROM {}) * 1000000)::bigint", self.show_time(created_at))
+                format!("coalesce(extract(epoch FROM {}) * 1000000, 0)::bigint", self.show_time(created_at))
             }
             (None, None) => "0::bigint".into(),
         }
@@ -224,10 +282,12 @@ impl EventColumns {
     /// Attempts used so far. A row that is being processed includes the one under way only where attempts
     /// are counted as such.
     pub(crate) fn attempts(&self) -> String {
-        match &self.spec.count {
-            Some(Count::Attempts(column) | Count::Retries(column)) => format!("coalesce({}, 0)", col(column)),
-            None => "coalesce(s.attempts, 0)".into(),
-        }
+        let count = match &self.spec.count {
+            Some(Count::Attempts(column) | Count::Retries(column)) => col(column),
+            None => "s.attempts".into(),
+        };
+        // One more must not be too many: that would fail the claim of all rows.
+        format!("least(greatest(coalesce({count}, 0), 0), {MOST})::int")
     }
 
     pub(crate) fn next_retry_at(&self) -> String {
@@ -249,16 +309,6 @@ impl EventColumns {
 
     pub(crate) fn created_at(&self) -> String {
         self.spec.created_at.as_ref().map_or("NULL::timestamptz".into(), |column| self.show_time(column))
-    }
-
-    /// When the row was finished, as well as the table knows.
-    pub(crate) fn finished_at(&self) -> String {
-        let known: Vec<String> = [&self.spec.finished_at, &self.spec.updated_at, &self.spec.created_at]
-            .into_iter()
-            .flatten()
-            .map(|column| self.read_time(column))
-            .collect();
-        if known.is_empty() { "NULL::timestamptz".into() } else { format!("coalesce({})", known.join(", ")) }
     }
 
     /// How many bytes the payload takes as stored.
@@ -290,6 +340,9 @@ impl EventColumns {
     pub(crate) fn event_columns(&self, max_payload: &str) -> String {
         let optional = |column: &Option<String>, cast: &str| {
             column.as_ref().map_or(format!("NULL::{cast}"), |column| format!("{}::{cast}", col(column)))
+        };
+        let number = |column: &Option<String>, low: i64, high: i64, cast: &str| {
+            column.as_ref().map_or(format!("NULL::{cast}"), |column| self.within(column, low, high, cast))
         };
         let size = self.stored_size();
         let payload = self.payload();
@@ -328,8 +381,11 @@ impl EventColumns {
                 "{} AS e_occurred_at",
                 occurred.map_or("NULL::timestamptz".into(), |column| self.show_time(column))
             ),
-            format!("{} AS e_schema_version", optional(&self.spec.schema_version, "integer")),
-            format!("{} AS e_max_attempts", optional(&self.spec.max_attempts, "bigint")),
+            format!(
+                "{} AS e_schema_version",
+                number(&self.spec.schema_version, i32::MIN.into(), i32::MAX.into(), "integer")
+            ),
+            format!("{} AS e_max_attempts", number(&self.spec.max_attempts, -1, u32::MAX.into(), "bigint")),
             format!("{extra} AS e_extra"),
         ]
         .join(", ")
@@ -345,13 +401,17 @@ impl Columns {
 
     /// Whether the row has a role.
     pub(crate) fn is(&self, role: &Role) -> String {
-        let word = format!("{} = {}", col(&self.status.column), literal(&role.word));
-        match &role.when {
-            None => word,
-            Some(when) => {
-                format!("({word} AND coalesce({}, 0) {} {})", col(&when.column), when.test.sql(), when.value)
-            }
-        }
+        has_role(&self.status, role)
+    }
+
+    /// Whether the status means nothing to us, or nothing tells the row from others.
+    pub(crate) fn is_unexplained(&self) -> String {
+        format!(
+            "NOT coalesce({} OR {} OR {}, false)",
+            self.is_open(),
+            self.is_dead_or_unknown(),
+            self.is(&self.status.done)
+        )
     }
 
     /// Whether the row is neither finished nor dead.
@@ -359,11 +419,12 @@ impl Columns {
         if let Some(phase) = &self.spec.phase {
             return format!("{} = 0", col(phase));
         }
-        let roles = [Some(&self.status.new), Some(&self.status.retrying), self.status.processing.as_ref()];
-        format!(
-            "({})",
-            roles.into_iter().flatten().map(|role| self.is(role)).collect::<Vec<_>>().join(" OR ")
-        )
+        let open = open_roles(&self.status);
+        match self.nullable.contains(&self.spec.identity) {
+            // Nobody could settle it.
+            true => format!("({open} AND {} IS NOT NULL)", self.identity()),
+            false => open,
+        }
     }
 
     /// Whether the row waits for a person.
@@ -397,6 +458,42 @@ impl Columns {
         }
         format!("(CASE{cases} ELSE {}::text END)", col(&self.status.column))
     }
+}
+
+/// Whether `t` has a role.
+fn has_role(status: &StatusSpec, role: &Role) -> String {
+    let word = format!("{} = {}", col(&status.column), literal(&role.word));
+    match &role.when {
+        None => word,
+        Some(when) => {
+            format!("({word} AND coalesce({}, 0) {} {})", col(&when.column), when.test.sql(), when.value)
+        }
+    }
+}
+
+/// Whether the words of `t` say that it is neither finished nor dead.
+pub(crate) fn open_roles(status: &StatusSpec) -> String {
+    let roles = [Some(&status.new), Some(&status.retrying), status.processing.as_ref()];
+    let mut tests: Vec<String> = roles.into_iter().flatten().map(|role| has_role(status, role)).collect();
+    tests.dedup();
+    format!("({})", tests.join(" OR "))
+}
+
+/// A time for a program, whose calendar has neither infinity nor more than four digits for a year.
+pub(crate) fn in_calendar(time: &str) -> String {
+    format!(
+        "CASE WHEN {time} IS NOT NULL THEN least(greatest({time}, timestamptz '0001-01-01 00:00:00+00'), \
+         timestamptz '9999-12-31 23:59:59+00') END"
+    )
+}
+
+/// Text that is meant to be JSON is checked row by row, also where the mapping takes it for a type that is always valid.
+fn checked_json(spec: Arc<TableSpec>, types: &HashMap<String, String>) -> Arc<TableSpec> {
+    let is_json = |column: &String| types.get(column).is_none_or(|of| of == "json" || of == "jsonb");
+    if spec.payload_kind != PayloadKind::Json || spec.log.lookup.is_some() || is_json(&spec.payload) {
+        return spec;
+    }
+    Arc::new(TableSpec { payload_kind: PayloadKind::JsonText, ..TableSpec::clone(&spec) })
 }
 
 /// A table as one quoted name.

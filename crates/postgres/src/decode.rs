@@ -7,7 +7,7 @@ use airtight_core::{
     table::{PayloadKind, TableSpec},
 };
 use bytes::Bytes;
-use sqlx::{Column, Row, postgres::PgRow};
+use sqlx::{Column, Row, ValueRef, postgres::PgRow};
 use time::OffsetDateTime;
 
 /// Decodes the columns of [`crate::columns::EventColumns::event_columns`] in one row.
@@ -86,7 +86,7 @@ fn decode(row: &PgRow, at: usize, spec: &TableSpec, max_payload: usize, id: &str
     let op = get_at::<Option<&str>>(row, at + E_OP, "op")?.map_or(Ok(Op::Upsert), Op::parse)?;
     Ok(Event {
         id: id.to_owned(),
-        seq: get_at(row, at + E_SEQ, "seq")?,
+        seq: get_at::<Option<i64>>(row, at + E_SEQ, "seq")?.unwrap_or(0),
         stream: required(E_STREAM, "stream")?,
         event_type: required(E_TYPE, "event type")?,
         aggregate_type: required(E_AGGREGATE_TYPE, "aggregate type")?,
@@ -139,6 +139,17 @@ where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
 {
     row.try_get(at).map_err(|error| Error::permanent("bad_row", format!("column {name}: {error}")))
+}
+
+/// A column's text, whatever bytes it holds: a server that keeps no particular encoding hands them out as they are.
+pub(crate) fn lossy(row: &PgRow, column: &str) -> Result<Option<String>> {
+    let failed = |error: String| Error::permanent("bad_row", format!("column {column}: {error}"));
+    let raw = row.try_get_raw(column).map_err(|error| failed(error.to_string()))?;
+    if raw.is_null() {
+        return Ok(None);
+    }
+    let bytes = raw.as_bytes().map_err(|error| failed(error.to_string()))?;
+    Ok(Some(String::from_utf8_lossy(bytes).into_owned()))
 }
 
 /// A column of the row, or an error that names it.

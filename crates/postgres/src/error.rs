@@ -2,6 +2,9 @@
 
 use airtight_core::Error;
 
+/// The code of an error for a lock that could not be had in time.
+pub(crate) const LOCKED: &str = "locked";
+
 /// Maps an error of sqlx's. `doing` says what was tried, for the message.
 pub(crate) fn from_sqlx(error: &sqlx::Error, doing: &str) -> Error {
     match error {
@@ -50,6 +53,7 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
         code if code.starts_with("22") || code.starts_with("23") || code.starts_with("42") => {
             Error::permanent("refused", text(""))
         }
+        "55P03" => Error::retryable(LOCKED, text("")),
         // Everything else (serialisation, deadlock, shutdown, too many connections) may pass.
         _ => Error::retryable("postgres", text("")),
     }

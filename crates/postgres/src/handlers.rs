@@ -18,7 +18,10 @@ use futures::{FutureExt, future::BoxFuture};
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
-use crate::{Inbox, PgLog, PgOutbox, error::doing};
+use crate::{
+    Inbox, PgLog, PgOutbox,
+    error::{LOCKED, doing},
+};
 
 /// What a handler returns: `?` works on sqlx's errors, on JSON's and on airtight's own.
 pub type Handled = std::result::Result<(), HandlerError>;
@@ -270,7 +273,7 @@ impl PgHandlers {
 /// Whether what ended a transaction may be the doing of one event in it: a constraint that is checked at its end,
 /// two transactions in each other's way. Not a lost connection, or a lost partition.
 fn may_be_one_events(error: &Error) -> bool {
-    error.class() == Class::Permanent || error.code() == "postgres"
+    error.class() == Class::Permanent || error.code() == "postgres" || error.code() == LOCKED
 }
 
 #[async_trait]

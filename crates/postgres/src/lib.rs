@@ -20,6 +20,7 @@ mod cdc;
 mod columns;
 mod decode;
 mod error;
+mod fits;
 mod handlers;
 mod inbox;
 mod listen;

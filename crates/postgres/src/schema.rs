@@ -9,12 +9,15 @@ use sqlx::AssertSqlSafe;
 use crate::{PgOptions, PgOutbox, error::doing};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
-const MIGRATIONS: [(i32, Scope, &str, &str); 5] = [
+const MIGRATIONS: [(i32, Scope, &str, &str); 8] = [
     (1, Scope::Schema, "what all outboxes share", include_str!("../migrations/0000_shared.sql")),
     (2, Scope::Outbox(Shape::Queue), "the outbox", include_str!("../migrations/0001_outbox.sql")),
     (3, Scope::Schema, "consumers", include_str!("../migrations/0002_consumers.sql")),
     (4, Scope::Outbox(Shape::Log), "the log", include_str!("../migrations/0003_log.sql")),
     (5, Scope::Schema, "slots, and events without a table", include_str!("../migrations/0004_cdc.sql")),
+    (6, Scope::Schema, "by what consumers know their log", include_str!("../migrations/0005_witness.sql")),
+    (10, Scope::Schema, "replays", include_str!("../migrations/0009_replays.sql")),
+    (11, Scope::Schema, "what publications had", include_str!("../migrations/0010_published.sql")),
 ];
 
 /// Stored generated columns came with 12, `gen_random_uuid` with 13.

@@ -14,6 +14,8 @@ mod failover;
 mod foreign;
 #[path = "cdc/gaps.rs"]
 mod gaps;
+#[path = "cdc/half_open.rs"]
+mod half_open;
 #[path = "cdc/losses.rs"]
 mod losses;
 #[path = "cdc/marks.rs"]
@@ -22,10 +24,14 @@ mod marks;
 mod positions;
 #[path = "cdc/refusals.rs"]
 mod refusals;
+#[path = "cdc/remedies.rs"]
+mod remedies;
 #[path = "cdc/schema.rs"]
 mod schema;
 #[path = "cdc/settling.rs"]
 mod settling;
+#[path = "cdc/shutdown.rs"]
+mod shutdown;
 #[path = "cdc/standby.rs"]
 mod standby;
 #[path = "cdc/support.rs"]

@@ -6,6 +6,8 @@
 mod handlers;
 #[path = "log/review.rs"]
 mod review;
+#[path = "log/set_back.rs"]
+mod set_back;
 #[path = "log/support.rs"]
 mod support;
 #[path = "log/table.rs"]

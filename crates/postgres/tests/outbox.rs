@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use airtight_core::{
     Class, Limits, NewEvent, Op, Order, Policy, Relay, Settlement, Source, Verdict,
-    admin::{Admin, Filter},
+    admin::{Admin, Filter, Prune},
     queue::QueueOptions,
     sinks::MemorySink,
     state::State,
@@ -385,8 +385,9 @@ async fn retention_removes_done_events_only() {
     drain(&sut.outbox, Order::None).await;
     sut.sql("UPDATE airtight.outbox SET status = 'dead' WHERE seq = 5").await;
     sut.sql("UPDATE airtight.outbox SET created_at = now() - interval '9 days', finished_at = now() - interval '8 days' WHERE seq <= 11000").await;
-    let deleted = sut.outbox.prune(Duration::from_secs(7 * 86_400), &|_| {}).await.unwrap();
-    assert_eq!(deleted, 10_999);
+    let deleted =
+        sut.outbox.prune(Prune::older_than(Duration::from_secs(7 * 86_400)), &|_| {}).await.unwrap();
+    assert_eq!((deleted.events, deleted.column.as_str()), (10_999, "finished_at"));
     let left = sut.outbox.status().await.unwrap().streams.remove(0);
     assert_eq!((left.done, left.dead), (1_000, 1));
 }

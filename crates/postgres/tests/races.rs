@@ -8,7 +8,7 @@ use std::{task::Poll, time::Duration};
 
 use airtight_core::{
     Error, Limits, NewEvent, Order, Policy, Relay, Settlement, Source, Verdict,
-    admin::{Acted, Admin, Filter},
+    admin::{Acted, Admin, Filter, Prune},
     queue::QueueOptions,
     sinks::MemorySink,
     state::State,
@@ -389,7 +389,8 @@ async fn what_was_finished_by_hand_is_pruned() {
     let Some(sut) = Canonical::create("by_hand").await else { return };
     Admin::publish(&sut.outbox, &[event("k", 1)]).await.unwrap();
     sut.sql("UPDATE airtight.outbox SET status = 'done', created_at = now() - interval '9 days'").await;
-    assert_eq!(sut.outbox.prune(Duration::from_secs(7 * 86_400), &|_| {}).await.unwrap(), 1);
+    let week = Prune::older_than(Duration::from_secs(7 * 86_400));
+    assert_eq!(sut.outbox.prune(week, &|_| {}).await.unwrap().events, 1);
 }
 
 /// An operator who comes while a claim is under way finds the event taken.

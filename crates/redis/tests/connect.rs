@@ -9,8 +9,9 @@ use std::time::Instant;
 use airtight_core::{Class, Sink};
 use airtight_redis::{RedisConfig, RedisSink};
 use airtight_testkit::{
-    brokers::{process::free_port, redis::RedisServer},
+    brokers::redis::RedisServer,
     deliveries::{delivery, error_of, letters},
+    ports::Port,
 };
 use support::*;
 use tokio::{
@@ -84,7 +85,8 @@ async fn another_protocol_on_the_port_is_unavailable_and_told() {
 
 #[tokio::test]
 async fn nobody_there_is_unavailable() {
-    let sink = sink_at(&format!("redis://127.0.0.1:{}", free_port()));
+    let nobody = Port::reserve();
+    let sink = sink_at(&format!("redis://127.0.0.1:{nobody}"));
     let error = sink.open().await.unwrap_err();
     assert_eq!((error.class(), error.code()), (Class::Unavailable, "connect"));
     let batch: Vec<_> = (1..=3).map(|seq| delivery(seq, &format!("key-{seq}"))).collect();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     NewEvent, Published, Result,
-    admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Row, Status},
+    admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Prune, Removed, Row, Status},
     log::LogAdmin,
     queue::RowKey,
     state::State,
@@ -117,36 +117,38 @@ impl Admin for SqliteOutbox {
         self.for_all_dead(filter, Action::Discard).await
     }
 
-    async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+    async fn prune(&self, what: Prune, progress: &(dyn Fn(u64) + Sync)) -> Result<Removed> {
         if self.is_log() {
             // Nothing in a log is ever done: what is old is removed by `prune_log`.
-            self.prune_own(self.sql()).await?;
-            return Ok(0);
+            if !what.dry_run {
+                self.prune_own(self.sql()).await?;
+            }
+            return Ok(Removed::default());
         }
         let sql = self.queue_sql()?;
-        let spec = &sql.spec;
-        let Some(column) =
-            spec.finished_at.as_ref().or(spec.updated_at.as_ref()).or(spec.created_at.as_ref())
-        else {
-            return Err(airtight_core::Error::permanent(
-                "no_time",
-                format!("{} has no column that says how old an event is", spec.display_name()),
-            ));
-        };
-        let column = format!("o.{}", quote(column));
-        let finished = if sql.canonical { column } else { time(&column) };
-        let ago = "strftime('%Y-%m-%dT%H:%M:%fZ','now',?1)";
-        let select = format!(
-            "SELECT {} FROM {} WHERE {} AND {finished} < {ago} ORDER BY {finished} LIMIT {AT_ONCE}",
-            sql.identity("o"),
+        let column = sql.spec.age_column(what.by_creation)?;
+        let raw = format!("o.{}", quote(column));
+        let finished = if sql.canonical { raw } else { time(&raw) };
+        let old = format!(
+            "FROM {} WHERE {} AND {finished} < strftime('%Y-%m-%dT%H:%M:%fZ','now',?1)",
             sql.from("o"),
             sql.done("o")
         );
+        if what.dry_run {
+            let count = format!("SELECT count(*) {old}");
+            let events: i64 = sqlx::query_scalar(AssertSqlSafe(count))
+                .bind(before(what.keep))
+                .fetch_one(self.pool())
+                .await
+                .map_err(db)?;
+            return Ok(Removed { events: events.unsigned_abs(), column: column.to_owned() });
+        }
+        let select = format!("SELECT {} {old} ORDER BY {finished} LIMIT {AT_ONCE}", sql.identity("o"));
         let mut total = 0;
         loop {
             let mut tx = self.begin().await?;
             let rows = sqlx::query(AssertSqlSafe(select.clone()))
-                .bind(before(keep))
+                .bind(before(what.keep))
                 .fetch_all(tx.conn())
                 .await
                 .map_err(db)?;
@@ -160,7 +162,7 @@ impl Admin for SqliteOutbox {
             }
         }
         self.prune_own(sql).await?;
-        Ok(total)
+        Ok(Removed { events: total, column: column.to_owned() })
     }
 
     async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>> {

@@ -56,7 +56,7 @@ pub(crate) struct Candidate {
 impl Candidate {
     /// Lost leases, this one included.
     pub(crate) fn lost_now(&self) -> i64 {
-        self.lost + i64::from(self.taken_over)
+        self.lost.saturating_add(self.taken_over.into())
     }
 
     pub(crate) fn is_suspect(&self) -> bool {

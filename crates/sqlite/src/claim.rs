@@ -87,9 +87,10 @@ pub(crate) async fn claim(outbox: &SqliteOutbox, request: &ClaimRequest<'_>) -> 
 /// Whether there is nothing to claim at all: one read, without a lock and without a commit, which is what an idle
 /// relay does every second. A relay that is not on the list any more is to learn it from the claim itself.
 async fn is_idle(outbox: &SqliteOutbox, sql: &Sql, relay: Uuid) -> Result<bool> {
+    let mut conn = outbox.acquire().await?;
     sqlx::query_scalar(AssertSqlSafe(idle_statement(sql)))
         .bind(relay.to_string())
-        .fetch_one(outbox.pool())
+        .fetch_one(&mut *conn)
         .await
         .map_err(db)
 }
@@ -480,7 +481,7 @@ impl<'a> Claim<'a> {
         let mut failed = Vec::new();
         for row in rows {
             let given_back = i64::from(row.taken_over && sql.counts_attempts());
-            let count = (row.count - given_back).max(0);
+            let count = row.count.saturating_sub(given_back).max(0);
             let item = json!({
                 "k": key_value(&row.row),
                 "n": count,
@@ -513,7 +514,7 @@ impl<'a> Claim<'a> {
         let mut items = Vec::with_capacity(rows.len());
         for row in &rows {
             let grows = sql.counts_attempts() && !row.taken_over;
-            let count = row.count.max(0) + i64::from(grows);
+            let count = row.count.max(0).saturating_add(grows.into());
             items.push(json!({"k": key_value(&row.row), "n": count, "l": row.lost_now()}));
         }
         let statements = sql.change(
@@ -532,11 +533,8 @@ impl<'a> Claim<'a> {
         let keys: Vec<Value> = rows.iter().map(|row| key_value(&row.row)).collect();
         let mut decoded = decode::events(conn, sql, &keys, self.request.max_payload).await?;
         let claimed = rows.into_iter().map(|row| {
-            let attempt = if sql.counts_attempts() {
-                row.count.max(0) + i64::from(!row.taken_over)
-            } else {
-                row.count.max(0) + 1
-            };
+            let grows = !(sql.counts_attempts() && row.taken_over);
+            let attempt = row.count.max(0).saturating_add(grows.into());
             let (event, max_attempts) = decoded.remove(&row.row).unwrap_or_else(|| {
                 let error = airtight_core::Error::permanent("bad_row", "the row could not be read again");
                 (Err(BadRow { id: format!("{:?}", row.row), key: Some(row.key.clone()), error }), None)

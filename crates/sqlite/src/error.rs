@@ -23,7 +23,13 @@ pub(crate) fn db(error: sqlx::Error) -> Error {
             )
         }
         1 => Error::permanent("sql", message),
-        8 => Error::permanent("read_only", format!("cannot write: {message}")),
+        8 => Error::permanent(
+            "read_only",
+            format!(
+                "cannot write: {message}. Mend it: let this user write to the file, to the two beside it that end in -wal \
+                 and -shm, and to their directory, then start again; nothing is lost meanwhile"
+            ),
+        ),
         10 => Error::retryable("io", message),
         11 | 26 => Error::permanent("corrupt", message),
         13 => Error::retryable("disk_full", message),

@@ -26,7 +26,7 @@ const FREE_AT_ONCE: usize = 10_000;
 pub(crate) async fn unhold(outbox: &SqliteOutbox, member: &Member, partitions: &[u16]) -> Result<u64> {
     let sql = outbox.queue_sql()?;
     // A look without the write lock first: most of the time nothing is to be freed, and writers go on.
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     if free_rows(&mut conn, sql, member, partitions).await?.is_empty() {
         return Ok(0);
     }

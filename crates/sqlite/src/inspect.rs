@@ -17,6 +17,7 @@ use crate::{
     candidate::key_value,
     decode::{self, integer, lossy, parse_time, row_key},
     error::db,
+    fits,
     hold::{held_keys, is_held},
     log,
     outbox::SqliteOutbox,
@@ -34,7 +35,7 @@ const COUNT_DONE: u32 = 1_000_000;
 
 pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<Row>> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let rows = select(&mut conn, sql, filter).await?;
     Ok(rows.iter().map(read).collect())
 }
@@ -162,6 +163,10 @@ async fn find_row(conn: &mut SqliteConnection, sql: &Sql, id: &str) -> Result<Op
     if let (Some(seq), Ok(_)) = (sql.seq("o"), id.parse::<i64>()) {
         tests.push(format!("{seq} = CAST(?1 AS INTEGER)"));
     }
+    // What lists show in its place.
+    if sql.spec.seq.is_none() && id.parse::<i64>().is_ok() {
+        tests.push(format!("{} = CAST(?1 AS INTEGER)", sql.identity("o")));
+    }
     for test in tests {
         let statement = format!("SELECT {} FROM {} WHERE {test} LIMIT 1", columns(sql), sql.from("o"));
         let row =
@@ -193,7 +198,7 @@ pub(crate) async fn find(
 
 pub(crate) async fn show(outbox: &SqliteOutbox, id: &str) -> Result<Option<Detail>> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let Some(found) = find_row(&mut conn, sql, id).await? else { return Ok(None) };
     let key = row_key(&found, 0)?;
     let mut events = decode::events(&mut conn, sql, &[key_value(&key)], usize::MAX).await?;
@@ -209,7 +214,7 @@ pub(crate) async fn show(outbox: &SqliteOutbox, id: &str) -> Result<Option<Detai
 
 pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let streams = streams(&mut conn, sql).await?;
     let relays = relays(&mut conn, sql).await?;
     let count = format!("WITH {} SELECT count(*) FROM k WHERE key IS NOT NULL", held_keys(sql));
@@ -250,7 +255,8 @@ pub(crate) async fn away(conn: &mut SqliteConnection, select: &str) -> Result<Ve
 
 async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<String, StreamStatus>> {
     let age = match &sql.spec.created_at {
-        Some(name) => format!("(julianday('now') - min(julianday(o.{}))) * 86400.0", quote(name)),
+        // A row from the future is as young as can be.
+        Some(name) => format!("max((julianday('now') - min(julianday(o.{}))) * 86400.0, 0.0)", quote(name)),
         None => "NULL".into(),
     };
     // Apart, because each has an index and both together have none.
@@ -278,8 +284,19 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
         sql.from("o"),
         sql.done("o")
     );
+    let unexplained = format!(
+        "SELECT {}, 'unexplained', count(*), NULL FROM {} WHERE {} GROUP BY 1",
+        sql.stream("o"),
+        sql.from("o"),
+        sql.unexplained("o")
+    );
+    let mut statements = vec![hot, waiting, closed, done];
+    if !sql.canonical {
+        // airtight's own table takes no other words.
+        statements.push(unexplained);
+    }
     let mut streams: BTreeMap<String, StreamStatus> = BTreeMap::new();
-    for statement in [hot, waiting, closed, done] {
+    for statement in statements {
         for row in sqlx::query(AssertSqlSafe(statement)).fetch_all(&mut *conn).await.map_err(db)? {
             let name = lossy(&row, 0).unwrap_or_default();
             let stream = streams
@@ -292,6 +309,7 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
                 Some("pending") => stream.pending += count,
                 Some("unknown") => stream.unknown += count,
                 Some("dead") => stream.dead += count,
+                Some("unexplained") => stream.unexplained += count,
                 _ => stream.done += count,
             }
             let age: Option<f64> = row.try_get_unchecked(3).map_err(db)?;
@@ -330,7 +348,7 @@ pub(crate) async fn relays(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec
 
 pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<BlockedKey>> {
     let sql = outbox.queue_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     // A few more than asked for, since some may be about to be freed.
     let keys = format!("WITH {} SELECT key FROM k WHERE key IS NOT NULL LIMIT ?1", held_keys(sql));
     let keys = sqlx::query(AssertSqlSafe(keys))
@@ -389,7 +407,7 @@ pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
     let fatal = |message: String| Finding { fatal: true, message };
     let note = |message: String| Finding { fatal: false, message };
     let sql = outbox.sql();
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let mut findings = if outbox.is_log() {
         log::inspect::check(&mut conn, sql).await?
     } else {
@@ -417,9 +435,11 @@ pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
             sql.spec.display_name()
         )));
     }
+    findings.extend(fits::suspicion(&mut conn, sql).await?.map(note));
     if outbox.is_log() {
         return Ok(findings);
     }
+    findings.extend(fits::unexplained(&mut conn, sql).await?.map(note));
     let relays = relays(&mut conn, sql).await?;
     for stream in unread(&mut conn, sql, &relays).await? {
         findings.push(note(format!("stream {stream} has pending events, and no live relay reads it")));

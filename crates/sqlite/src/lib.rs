@@ -27,6 +27,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | `outbox` | opening the file; the handle everything starts from |
+//! | `file` | whether the file is still the one that was opened |
 //! | `publish` | events into the caller's transaction |
 //! | `schema` | airtight's tables and their migrations |
 //! | `sql` | every column and status word, taken from the `TableSpec` |
@@ -43,6 +44,8 @@ mod candidate;
 mod claim;
 mod decode;
 mod error;
+mod file;
+mod fits;
 mod handlers;
 mod hold;
 mod inbox;

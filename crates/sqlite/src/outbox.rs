@@ -9,12 +9,13 @@ use airtight_core::{
     table::{Shape, TableSpec},
 };
 use sqlx::{
-    ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    ConnectOptions, Connection, SqlSafeStr, Sqlite, SqliteConnection, SqlitePool, Transaction,
+    pool::PoolConnection,
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteSynchronous},
 };
-use tokio::sync::{Mutex, Notify, OwnedMutexGuard};
+use tokio::sync::{Mutex, Notify, OnceCell, OwnedMutexGuard};
 
-use crate::{error::db, inbox::Inbox, log::SqliteLog, queue::SqliteQueue, schema, sql::Sql};
+use crate::{error::db, file::Anchor, inbox::Inbox, log::SqliteLog, queue::SqliteQueue, schema, sql::Sql};
 
 /// How long a writer waits for another one.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,6 +37,8 @@ struct Shared {
     turn: Arc<Mutex<()>>,
     /// Something was published through this handle.
     published: Notify,
+    /// Knows whether the file is still the same; none for one in memory.
+    anchor: OnceCell<Option<Arc<Anchor>>>,
 }
 
 /// A transaction that may write. Rolls back when dropped.
@@ -63,13 +66,24 @@ impl SqliteOutbox {
     pub async fn open(url_or_path: &str) -> Result<Self> {
         let options = connect_options(url_or_path)?;
         prepare_file(&options).await?;
+        // From now on a file that is not there was removed, and an empty one in its place would hide that.
+        let options = options.create_if_missing(false);
+        let anchor = Anchor::open(&options).await?.map(Arc::new);
+        let watched = anchor.clone();
         let pool = SqlitePoolOptions::new()
             .max_connections(MAX_CONNECTIONS)
             .acquire_timeout(BUSY_TIMEOUT)
+            .max_lifetime(None)
+            .after_connect(move |_, _| {
+                let changed = watched.as_ref().and_then(|anchor| anchor.change());
+                Box::pin(async move { changed.map_or(Ok(()), |changed| Err(sqlx::Error::Protocol(changed))) })
+            })
+            .after_release(|conn, _| Box::pin(is_clean(conn)))
             .connect_with(options.clone())
             .await
             .map_err(|error| cannot_open(error, options.get_filename()))?;
-        Ok(Self { pool, sql: Arc::new(Self::canonical_sql()), shared: Arc::default() })
+        let shared = Shared { anchor: OnceCell::new_with(Some(anchor)), ..Shared::default() };
+        Ok(Self { pool, sql: Arc::new(Self::canonical_sql()), shared: Arc::new(shared) })
     }
 
     /// An outbox over a pool that exists already, with the table it describes.
@@ -101,7 +115,7 @@ impl SqliteOutbox {
 
     /// The same in the shape that the file holds; as it is where the file holds none yet.
     pub async fn detect(self) -> Result<Self> {
-        let mut conn = self.pool.acquire().await.map_err(db)?;
+        let mut conn = self.acquire().await?;
         let found = schema::found_shape(&mut conn, &self.sql).await?;
         drop(conn);
         Ok(match found {
@@ -181,10 +195,69 @@ impl SqliteOutbox {
     /// Begins a transaction that has the write lock from the start, so that it cannot fail half-way for want
     /// of it, and so that what it reads stays true until it commits.
     pub(crate) async fn begin(&self) -> Result<Tx> {
+        self.check_file().await?;
         let turn = self.shared.turn.clone().lock_owned().await;
-        let tx = self.pool.begin_with("BEGIN IMMEDIATE").await.map_err(db)?;
-        Ok(Tx { tx, _turn: turn })
+        Ok(Tx { tx: self.begin_with("BEGIN IMMEDIATE").await?, _turn: turn })
     }
+
+    /// Begins a transaction that only reads, and sees one state of the file.
+    pub(crate) async fn snapshot(&self) -> Result<Transaction<'static, Sqlite>> {
+        self.check_file().await?;
+        self.begin_with("BEGIN").await
+    }
+
+    /// A connection for single statements.
+    pub(crate) async fn acquire(&self) -> Result<PoolConnection<Sqlite>> {
+        self.check_file().await?;
+        self.clean_connection().await
+    }
+
+    /// Fails once the file is not the one that was opened.
+    pub(crate) async fn check_file(&self) -> Result<()> {
+        let open = || async {
+            let options = self.pool.connect_options();
+            Ok::<_, Error>(Anchor::open(&options).await?.map(Arc::new))
+        };
+        match self.shared.anchor.get_or_try_init(open).await? {
+            Some(anchor) => anchor.check().await,
+            None => Ok(()),
+        }
+    }
+
+    /// The same, but opens nothing: for those who are in a transaction that another connection may wait for.
+    pub(crate) async fn check_known_file(&self) -> Result<()> {
+        match self.shared.anchor.get() {
+            Some(Some(anchor)) => anchor.check().await,
+            _ => Ok(()),
+        }
+    }
+
+    /// What `Pool::begin_with` does, on a connection that is fit for it. A plain `BEGIN` is said as well: sqlx would make
+    /// a savepoint of it on one that it believes to be in a transaction, and that one's snapshot would never end.
+    async fn begin_with(&self, statement: &'static str) -> Result<Transaction<'static, Sqlite>> {
+        let conn = self.clean_connection().await?;
+        Transaction::begin(conn, Some(statement.into_sql_str())).await.map_err(db)
+    }
+
+    /// A pool of the application's own lets connections back that [`is_clean`] would not.
+    async fn clean_connection(&self) -> Result<PoolConnection<Sqlite>> {
+        loop {
+            let conn = self.pool.acquire().await.map_err(db)?;
+            if !conn.is_in_transaction() {
+                return Ok(conn);
+            }
+            // It is of no use, whatever closing it says.
+            let _ = conn.close().await;
+        }
+    }
+}
+
+/// Whether a connection may be used again. On a full disk or another I/O error SQLite rolls a transaction back by itself;
+/// sqlx's own rollback then fails, and the connection would refuse every later transaction.
+async fn is_clean(conn: &mut SqliteConnection) -> sqlx::Result<bool> {
+    // Behind a rollback that is on its way.
+    conn.ping().await?;
+    Ok(!conn.is_in_transaction())
 }
 
 fn connect_options(url_or_path: &str) -> Result<SqliteConnectOptions> {

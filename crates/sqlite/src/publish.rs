@@ -64,6 +64,7 @@ impl SqliteOutbox {
             event.validate()?;
             fits(event, self.sql())?;
         }
+        self.check_known_file().await?;
         let mut published = Vec::with_capacity(events.len());
         let mut rest = events;
         while !rest.is_empty() {

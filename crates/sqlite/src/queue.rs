@@ -6,6 +6,7 @@ use airtight_core::{
     Backlog, Error, Result, Verdict,
     group::{Member, Members, Pulse},
     queue::{ClaimRequest, Claimed, QueueStore, RowClaim},
+    table::TableSpec,
 };
 use async_trait::async_trait;
 use sqlx::AssertSqlSafe;
@@ -14,9 +15,10 @@ use crate::{
     candidate::{streams_bind, streams_where},
     claim,
     error::db,
-    hold, members,
+    fits, hold, members,
     outbox::SqliteOutbox,
     schema, settle,
+    sql::{HELD, NOW},
     watch::CommitWatch,
 };
 
@@ -60,11 +62,21 @@ impl Members for SqliteQueue {
 
 #[async_trait]
 impl QueueStore for SqliteQueue {
+    fn table(&self) -> Option<&TableSpec> {
+        Some(self.outbox.table())
+    }
+
     async fn open(&self) -> Result<()> {
         let sql = self.outbox.queue_sql()?;
-        let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
+        let mut conn = self.outbox.acquire().await?;
         let problems = schema::problems(&mut conn, sql).await?;
-        if problems.is_empty() { Ok(()) } else { Err(Error::permanent("bad_table", problems.join("; "))) }
+        if !problems.is_empty() {
+            return Err(Error::permanent("bad_table", problems.join("; ")));
+        }
+        if let Some(note) = fits::suspicion(&mut conn, sql).await? {
+            tracing::warn!("{note}");
+        }
+        Ok(())
     }
 
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed> {
@@ -81,7 +93,7 @@ impl QueueStore for SqliteQueue {
 
     async fn backlog(&self, member: &Member) -> Result<Backlog> {
         let sql = self.outbox.queue_sql()?;
-        let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
+        let mut conn = self.outbox.acquire().await?;
         let mut unfinished = 0;
         for arm in ["IS NULL", "IS NOT NULL"] {
             let count = format!(
@@ -99,7 +111,21 @@ impl QueueStore for SqliteQueue {
             unfinished += count.unsigned_abs();
         }
         let blocked = hold::blocked(&mut conn, sql, member).await?;
-        Ok(Backlog { unfinished, blocked })
+        let later = format!(
+            "SELECT count(*), (julianday(min({0})) - julianday('now')) * 86400.0 FROM {1} WHERE {2} AND {0} > {NOW} \
+             AND {0} < '{HELD}'{3}",
+            sql.retry("o"),
+            sql.from("o"),
+            sql.open("o"),
+            streams_where(sql, "o", &member.streams, 1)
+        );
+        let later: (i64, Option<f64>) = sqlx::query_as(AssertSqlSafe(later))
+            .bind(streams_bind(&member.streams))
+            .fetch_one(&mut *conn)
+            .await
+            .map_err(db)?;
+        let next_due = later.1.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        Ok(Backlog { unfinished, blocked, not_due: later.0.unsigned_abs(), next_due })
     }
 
     async fn wait(&self, at_most: Duration) {

@@ -13,12 +13,14 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use crate::{
     error::db,
+    fits,
     outbox::SqliteOutbox,
     sql::{HELD, Sql},
 };
 
 /// The newest version of airtight's own tables that this program knows. 2: consumers of logs, and the inbox.
-const OWN_VERSION: i64 = 2;
+/// 3: replays.
+const OWN_VERSION: i64 = 3;
 
 /// The same of a canonical outbox, of either shape.
 const OUTBOX_VERSION: i64 = 1;
@@ -74,6 +76,9 @@ const LOG_TABLES: [&str; 8] = [
     paused INTEGER NOT NULL DEFAULT 0,
     revision INTEGER NOT NULL DEFAULT 0,
     created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ','now')),
+    replay INTEGER,
+    replay_after INTEGER,
+    replay_through INTEGER,
     PRIMARY KEY (outbox, name)
 ) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS airtight_offset (
@@ -128,6 +133,13 @@ const LOG_TABLES: [&str; 8] = [
     PRIMARY KEY (outbox, consumer, key)
 ) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS airtight_inbox_seen ON airtight_inbox (outbox, seen_at)",
+];
+
+/// What version 3 adds where the tables of version 2 are there: which replay a consumer was last asked for, and of what.
+const REPLAY_COLUMNS: [&str; 3] = [
+    "ALTER TABLE airtight_consumer ADD COLUMN replay INTEGER",
+    "ALTER TABLE airtight_consumer ADD COLUMN replay_after INTEGER",
+    "ALTER TABLE airtight_consumer ADD COLUMN replay_through INTEGER",
 ];
 
 /// The canonical log. Nothing in it is ever updated, and the seq is never given twice, also after the newest
@@ -256,6 +268,9 @@ impl Part {
         let mut statements = Vec::new();
         if found.is_none() {
             statements.extend(OWN_TABLES.map(str::to_owned));
+        }
+        if found == Some(2) {
+            statements.extend(REPLAY_COLUMNS.map(str::to_owned));
         }
         statements.extend(LOG_TABLES.map(str::to_owned));
         statements
@@ -399,7 +414,9 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         .collect();
     if !missing.is_empty() {
         problems.push(format!("{name} has no column {}: correct the table's spec", missing.join(", ")));
+        return Ok(problems);
     }
+    problems.extend(fits::problems(conn, sql).await?);
     Ok(problems)
 }
 

@@ -122,8 +122,8 @@ impl Kinds {
     fn add(&mut self, sql: &Sql, key: &RowKey, count: i64, verdict: &Verdict) {
         let key = key_value(key);
         // A table that counts retries counts a failure now; one that counts attempts did at the claim.
-        let failures = count + i64::from(!sql.counts_attempts());
-        let given_back = (count - i64::from(sql.counts_attempts())).max(0);
+        let failures = count.max(0).saturating_add((!sql.counts_attempts()).into());
+        let given_back = count.saturating_sub(sql.counts_attempts().into()).max(0);
         let failed = |error: &Error| {
             let message = error_message(sql, error);
             json!({"k": key, "n": failures, "c": error.code(), "m": message})

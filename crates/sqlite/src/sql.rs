@@ -133,7 +133,9 @@ impl Sql {
     /// Three columns that give a row its place: see `candidate::Place`.
     pub(crate) fn place(&self, a: &str) -> String {
         match self.seq(a) {
-            Some(seq) => format!("{seq}, NULL, {}", self.identity(a)),
+            Some(seq) if self.canonical => format!("{seq}, NULL, {}", self.identity(a)),
+            // In a foreign column there may be anything.
+            Some(seq) => format!("CAST({seq} AS INTEGER), NULL, {}", self.identity(a)),
             None => format!("NULL, {}, {}", self.created(a), self.identity(a)),
         }
     }
@@ -175,12 +177,13 @@ impl Sql {
 
     pub(crate) fn lost(&self, a: &str) -> String {
         let kept = self.kept(a, self.spec.lost_leases.as_deref(), "lost_leases");
-        if self.canonical { kept } else { format!("COALESCE({kept}, 0)") }
+        // In a foreign column there may be anything.
+        if self.canonical { kept } else { format!("CAST(COALESCE({kept}, 0) AS INTEGER)") }
     }
 
     /// Attempts or retries, as the table counts.
     pub(crate) fn count(&self, a: &str) -> String {
-        format!("COALESCE({}, 0)", self.kept(a, self.count_column(), "attempts"))
+        format!("CAST(COALESCE({}, 0) AS INTEGER)", self.kept(a, self.spec.count_column(), "attempts"))
     }
 
     pub(crate) fn error_code(&self, a: &str) -> String {
@@ -194,12 +197,6 @@ impl Sql {
     /// Whether the count grows at the claim rather than at a failure.
     pub(crate) fn counts_attempts(&self) -> bool {
         !matches!(self.spec.count, Some(Count::Retries(_)))
-    }
-
-    fn count_column(&self) -> Option<&str> {
-        self.spec.count.as_ref().map(|count| match count {
-            Count::Attempts(name) | Count::Retries(name) => name.as_str(),
-        })
     }
 
     fn kept(&self, a: &str, name: Option<&str>, side: &str) -> String {
@@ -226,9 +223,20 @@ impl Sql {
             None => {
                 let mut roles = vec![&self.status.new, &self.status.retrying];
                 roles.extend(&self.status.processing);
-                self.any(a, &roles)
+                format!("({} AND {})", self.any(a, &roles), self.is_identified(a))
             }
         }
+    }
+
+    /// Whether the identity can tell the row from others. Most primary keys of SQLite take NULL, and all take bytes.
+    fn is_identified(&self, a: &str) -> String {
+        format!("typeof({}) IN ('integer', 'text', 'real')", self.identity(a))
+    }
+
+    /// Whether the status means nothing to us, or nothing tells the row from others.
+    pub(crate) fn unexplained(&self, a: &str) -> String {
+        let known = [self.open(a), self.closed(a), self.done(a)];
+        format!("NOT COALESCE({}, 0)", known.join(" OR "))
     }
 
     /// Dead or unknown.
@@ -406,7 +414,7 @@ impl Sql {
     fn slot(&self, slot: Slot) -> Kept<'_> {
         let spec = &self.spec;
         let (name, side) = match slot {
-            Slot::Count => (self.count_column(), "attempts"),
+            Slot::Count => (spec.count_column(), "attempts"),
             Slot::NextRetryAt => (spec.next_retry_at.as_deref(), "next_retry_at"),
             Slot::LockedUntil => (spec.locked_until.as_deref(), "locked_until"),
             Slot::ClaimToken => (spec.claim_token.as_deref(), "claim_token"),
@@ -451,7 +459,8 @@ fn satisfy(own: &mut Vec<(String, String)>, when: &Condition) {
     let at = own.iter().position(|(column, _)| *column == name);
     let now = at.map_or_else(|| format!("COALESCE(o.{name}, 0)"), |at| own[at].1.clone());
     let value = match when.test {
-        Test::Less => format!("MIN({now}, {})", when.value.saturating_sub(1)),
+        // One that has failed too often is what the table's own words make of it.
+        Test::Less => return,
         Test::AtLeast => format!("MAX({now}, {})", when.value),
         Test::Equal => when.value.to_string(),
     };

@@ -57,7 +57,14 @@ impl CommitWatch {
         let mut slot = self.watch.lock().await;
         if slot.is_none() {
             let options = self.outbox.pool().connect_options();
-            match options.as_ref().clone().disable_statement_logging().connect().await {
+            match options
+                .as_ref()
+                .clone()
+                .create_if_missing(false)
+                .disable_statement_logging()
+                .connect()
+                .await
+            {
                 Ok(conn) => *slot = Some(Watch { conn, version: -1, log: None }),
                 // The claim that follows meets the same error, and reports it.
                 Err(_) => return false,

@@ -10,14 +10,14 @@ pub fn delivery(seq: i64, key: &str) -> Delivery {
 /// The first attempt at this event.
 pub fn of(event: Event) -> Delivery {
     let position = Position(event.seq.unsigned_abs());
-    Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }
+    Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0, replay: None }
 }
 
-/// A letter for each outcome: delivered (or committed), permanent, retryable, unavailable, skipped, and `?` where
+/// A letter for each outcome: delivered (or there already, or committed), permanent, retryable, unavailable, skipped, and `?` where
 /// nobody knows.
 pub fn letters(outcomes: &[Outcome]) -> String {
     let letter = |outcome: &Outcome| match outcome {
-        Outcome::Delivered | Outcome::Committed => 'd',
+        Outcome::Delivered | Outcome::Duplicate | Outcome::Committed => 'd',
         Outcome::Failed(error) => match error.class() {
             Class::Permanent => 'p',
             Class::Retryable => 'r',

@@ -361,7 +361,7 @@ impl<'a, S: Sink> Run<'a, S> {
         let missing = || Outcome::Failed(Error::retryable("no_outcome", "the wrapped sink answered short"));
         outcomes.resize_with(part.len(), missing);
         for (delivery, outcome) in part.iter().zip(&outcomes) {
-            if !matches!(outcome, Outcome::Delivered) {
+            if !outcome.is_delivered() {
                 self.broken.insert(&delivery.event.aggregate_id);
             }
         }

@@ -18,6 +18,8 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
+use crate::ports::Port;
+
 /// How long [`HttpServer::wait_for`] waits.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The largest head of a request.
@@ -182,15 +184,15 @@ pub struct HttpServer {
     addr: SocketAddr,
     shared: Arc<Shared>,
     accepting: tokio::sync::Mutex<Option<JoinHandle<()>>>,
-    /// Bound but not listening: keeps the port ours while the server is stopped, and refuses connections.
-    _reservation: TcpSocket,
+    /// Keeps the port ours while the server is stopped.
+    _port: Port,
 }
 
 impl HttpServer {
     /// Starts one on a free port of the loopback interface.
     pub async fn start() -> Self {
-        let reservation = bind(([127, 0, 0, 1], 0).into()).expect("a loopback port can be bound");
-        let addr = reservation.local_addr().expect("a bound socket has an address");
+        let port = Port::reserve();
+        let addr = SocketAddr::from(([127, 0, 0, 1], port.number()));
         let script =
             Script { once: VecDeque::new(), rule: Box::new(|_| Reply::status(200)), requests: Vec::new() };
         let shared = Arc::new(Shared {
@@ -198,8 +200,7 @@ impl HttpServer {
             connections: watch::Sender::new(0),
             arrived: watch::Sender::new(0),
         });
-        let server =
-            Self { addr, shared, accepting: tokio::sync::Mutex::new(None), _reservation: reservation };
+        let server = Self { addr, shared, accepting: tokio::sync::Mutex::new(None), _port: port };
         server.restart().await;
         server
     }

@@ -18,8 +18,16 @@ pub fn met(server: &str, test_name: &str) {
 ///
 /// In CI, where no test is skipped.
 pub fn skip(test_name: &str, what: &str, unset: &str) {
+    skip_for(test_name, &format!("{what} ({unset} is not set; see scripts/services)"));
+}
+
+/// The same for any other reason.
+///
+/// # Panics
+///
+/// In CI, where no test is skipped.
+pub fn skip_for(test_name: &str, reason: &str) {
     let test = qualified(test_name);
-    let reason = format!("{what} ({unset} is not set; see scripts/services)");
     assert!(!in_ci(), "{test}: {reason}, and in CI no test is skipped");
     eprintln!("\n######## SKIPPED {test}: {reason} ########\n");
     note(&format!("skipped {test}: {reason}"));

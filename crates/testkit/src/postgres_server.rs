@@ -1,19 +1,21 @@
 //! A PostgreSQL of a test's own, to be crashed and restarted at will.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Output},
+    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
+
+use crate::ports::{self, Port};
 
 /// A server that ends with the test. Its data is fsynced: what survives a crash is what the test is about.
 #[derive(Debug)]
 pub struct PrivateServer {
     bindir: PathBuf,
     user: String,
-    port: u16,
+    port: Port,
     directory: TempDir,
 }
 
@@ -39,7 +41,7 @@ impl PrivateServer {
             return None;
         };
         let server = Self::new(bindir.into(), user);
-        let (data, port) = (server.data(), server.port);
+        let (data, port) = (server.data(), &server.port);
         server.run(
             "initdb",
             &[
@@ -67,11 +69,7 @@ impl PrivateServer {
 
     fn new(bindir: PathBuf, user: String) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let port = TcpListener::bind("127.0.0.1:0")
-            .and_then(|listener| listener.local_addr())
-            .expect("a free port")
-            .port();
-        let server = Self { bindir, user, port, directory };
+        let server = Self { bindir, user, port: Port::reserve(), directory };
         server.own_directory();
         server
     }
@@ -111,7 +109,7 @@ impl PrivateServer {
 
     /// Its port.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// The directory of its Unix socket.
@@ -136,10 +134,27 @@ impl PrivateServer {
         self.run("pg_ctl", &["stop", "--mode", "immediate", "--silent", "--pgdata", path(&data)]);
     }
 
-    /// Starts it again after [`PrivateServer::stop`].
+    /// Shuts it down as an operator would, in the mode `fast` or `smart`, and waits for it. Returns how long it took, or
+    /// an error where it was not down `within` that time.
+    pub fn shut_down(&self, mode: &str, within: Duration) -> Result<Duration, String> {
+        let (data, seconds, since) = (self.data(), within.as_secs().to_string(), Instant::now());
+        let output = self.command(
+            path(&self.bindir.join("pg_ctl")),
+            &["stop", "--mode", mode, "--wait", "--timeout", &seconds, "--pgdata", path(&data)],
+        );
+        let log = || std::fs::read_to_string(self.log()).unwrap_or_default();
+        if output.status.success() {
+            Ok(since.elapsed())
+        } else {
+            Err(format!("not stopped after {within:?}: {}", log()))
+        }
+    }
+
+    /// Starts it again after [`PrivateServer::stop`] or [`PrivateServer::shut_down`].
     pub fn resume(&self) {
         let (data, log) = (self.data(), self.log());
         self.run("pg_ctl", &["start", "--silent", "--wait", "--pgdata", path(&data), "--log", path(&log)]);
+        self.assert_ours();
     }
 
     /// Ends it as a crash would, and starts it again.
@@ -159,6 +174,15 @@ impl PrivateServer {
                 path(&self.log()),
             ],
         );
+        self.assert_ours();
+    }
+
+    /// The first line of this file is the server's pid.
+    fn assert_ours(&self) {
+        let file = std::fs::read_to_string(self.data().join("postmaster.pid")).unwrap_or_default();
+        let pid = file.lines().next().and_then(|pid| pid.parse().ok());
+        let listens = pid.is_some_and(|pid| ports::listens(pid, self.port()));
+        assert!(listens, "port {} is not that of our PostgreSQL, pid {pid:?}", self.port);
     }
 
     fn data(&self) -> PathBuf {

@@ -314,7 +314,7 @@ impl<T: SinkUnderTest> Suite<'_, T> {
             }
         }
         for at in [0, 2] {
-            ensure(matches!(outcomes[at], Outcome::Delivered), || {
+            ensure(outcomes[at].is_delivered(), || {
                 format!("an event of another key than the refused one is {:?}, not delivered", outcomes[at])
             })?;
         }
@@ -337,11 +337,10 @@ impl<T: SinkUnderTest> Suite<'_, T> {
         let outcomes = sink.deliver(&events).await;
         self.t.refuse(None).await;
         one_each(&events, &outcomes)?;
-        ensure(
-            matches!(outcomes[0], Outcome::Delivered) && matches!(outcomes[2], Outcome::Delivered),
-            || format!("events before the refused one, and of other keys, are to be delivered: {outcomes:?}"),
-        )?;
-        ensure(!outcomes[3..].iter().any(|outcome| matches!(outcome, Outcome::Delivered)), || {
+        ensure(outcomes[0].is_delivered() && outcomes[2].is_delivered(), || {
+            format!("events before the refused one, and of other keys, are to be delivered: {outcomes:?}")
+        })?;
+        ensure(!outcomes[3..].iter().any(Outcome::is_delivered), || {
             format!("after a failed event, later ones of its key are reported delivered: {outcomes:?}")
         })?;
         let received = self.all_there(&[events[0].clone(), events[2].clone()]).await?;
@@ -457,7 +456,7 @@ impl<T: SinkUnderTest> Suite<'_, T> {
             row: None,
         };
         let position = Position(seq.unsigned_abs());
-        Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0 }
+        Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0, replay: None }
     }
 
     /// Delivers in batches as a relay would make them: within the declared bounds, and with one event per
@@ -486,7 +485,7 @@ impl<T: SinkUnderTest> Suite<'_, T> {
 
     async fn deliver_all(&self, sink: &T::Sink, events: &[Delivery]) -> Checked {
         let outcomes = self.deliver_in_batches(sink, events).await?;
-        let failed = events.iter().zip(&outcomes).find(|(_, outcome)| !matches!(outcome, Outcome::Delivered));
+        let failed = events.iter().zip(&outcomes).find(|(_, outcome)| !outcome.is_delivered());
         match failed {
             None => Ok(()),
             Some((delivery, outcome)) => Err(format!(
@@ -506,7 +505,7 @@ impl<T: SinkUnderTest> Suite<'_, T> {
             // One at a time: an event is out of order when a later one of its key went first.
             while let Some(next) = waiting.first() {
                 match sink.deliver(std::slice::from_ref(next)).await.pop() {
-                    Some(Outcome::Delivered) => drop(waiting.remove(0)),
+                    Some(outcome) if outcome.is_delivered() => drop(waiting.remove(0)),
                     other => return Err(format!("an event is {other:?}")),
                 }
             }

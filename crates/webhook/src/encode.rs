@@ -178,7 +178,14 @@ mod tests {
     const BODY: &[u8] = br#"{"test": 2432232314}"#;
 
     fn delivery(event: Event) -> Delivery {
-        Delivery { event, position: Position(1), attempt: 3, max_attempts: None, lost_leases: 0 }
+        Delivery {
+            event,
+            position: Position(1),
+            attempt: 3,
+            max_attempts: None,
+            lost_leases: 0,
+            replay: None,
+        }
     }
 
     fn encoded(event: Event, format: Format) -> Encoded {

@@ -72,6 +72,7 @@ impl Sink for WebhookSink {
             attempt: 1,
             max_attempts: None,
             lost_leases: 0,
+            replay: None,
         };
         let encoded = encode(&delivery, self.format, self.signer.as_ref(), OffsetDateTime::now_utc());
         let text =

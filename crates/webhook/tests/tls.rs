@@ -93,7 +93,14 @@ async fn https_trusts_the_systems_roots_and_nobody_else() {
 async fn one_case() {
     let url = std::env::var(URL).expect("started by the test above");
     let event = sample_event(1, "k");
-    let delivery = Delivery { event, position: Position(1), attempt: 1, max_attempts: None, lost_leases: 0 };
+    let delivery = Delivery {
+        event,
+        position: Position(1),
+        attempt: 1,
+        max_attempts: None,
+        lost_leases: 0,
+        replay: None,
+    };
     match WebhookSink::new(WebhookConfig::new(url)) {
         Ok(sink) => println!("said: {:?}", sink.deliver(&[delivery]).await),
         Err(error) => println!("said: {error:?}"),

@@ -24,6 +24,7 @@ fn delivery(seq: i64) -> Delivery {
         attempt: 1,
         max_attempts: None,
         lost_leases: 0,
+        replay: None,
     }
 }
 

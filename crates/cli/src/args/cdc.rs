@@ -56,7 +56,7 @@ pub(crate) struct OneReader {
     pub(crate) database: DatabaseArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// Do not ask
+    /// Do not ask; needed where there is no terminal
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
@@ -65,7 +65,7 @@ pub(crate) struct OneReader {
 ///
 /// The slot is dropped if it is there; the next `airtight run` makes a new one and first delivers the rows of the
 /// table that are not finished, or all of them where the table has no status. What was deleted meanwhile, and events
-/// without a table, are lost. Refused while a relay reads the slot. On a terminal it asks first.
+/// without a table, are lost. Refused while a relay reads the slot. On a terminal it asks first; elsewhere it wants --yes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight cdc recover airtight_shop --yes")]
 pub(crate) struct CdcRecoverArgs {
@@ -75,10 +75,10 @@ pub(crate) struct CdcRecoverArgs {
 
 /// Forget a reader with its slot, its place and its parked events: the last step back to polling
 ///
-/// Refused while a relay reads the slot. The publication stays. On a terminal it asks first.
+/// Refused while a relay reads the slot. The publication stays. On a terminal it asks first; elsewhere it wants --yes.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  airtight cdc remove airtight_shop --yes\n  airtight cdc remove debezium --keep-slot"
+    after_help = "Examples:\n  airtight cdc remove airtight_shop --yes\n  airtight cdc remove debezium --keep-slot --yes"
 )]
 pub(crate) struct CdcRemoveArgs {
     #[command(flatten)]

@@ -95,7 +95,8 @@ pub(crate) struct ConsumerShowArgs {
 /// Move a consumer, to deliver events again or to leave some out
 ///
 /// Safe while relays run: what they have under way is fenced, and they go on from the new place. Parked events
-/// behind it are dropped, since they come again. On a terminal it asks first.
+/// behind it are dropped, since they come again. On a terminal it asks first; elsewhere it wants --yes if events would
+/// be left out.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("target").required(true).args(["to_seq", "to_time", "earliest", "latest"]),
@@ -125,7 +126,7 @@ pub(crate) struct SeekArgs {
     /// Make the inbox forget what comes again, so that handlers process it again
     #[arg(long)]
     pub(crate) forget_inbox: bool,
-    /// Do not ask
+    /// Do not ask; needed where there is no terminal and events would be left out
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
@@ -153,13 +154,13 @@ pub(crate) struct ResumeArgs {
 
 /// Forget a consumer with its offset and its parked events, so that retention no longer waits for it
 ///
-/// Refused while a relay works for it. On a terminal it asks first.
+/// Refused while a relay works for it. On a terminal it asks first; elsewhere it wants --yes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight consumers remove billing --yes")]
 pub(crate) struct RemoveArgs {
     #[command(flatten)]
     pub(crate) one: OneConsumer,
-    /// Do not ask
+    /// Do not ask; needed where there is no terminal
     #[arg(long, short)]
     pub(crate) yes: bool,
 }

@@ -119,7 +119,8 @@ pub(crate) struct DemoArgs {
     /// Stop writing after so many seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: Option<u64>,
-    /// The same choices again: amounts, accounts, rollbacks and faults (timing stays its own)
+    /// The same transfers, rollbacks and faults again, and so the same counts in the audit; unless --seconds or a signal
+    /// ends it. Times, and who of the writers is first, are the machine's
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
     /// No live view; progress lines on standard error
@@ -187,8 +188,10 @@ pub(crate) struct CheckArgs {
 
 /// Relay events from an outbox to where they must go
 ///
-/// With a config, all its pipelines; without one, the pipeline given by --from and --to. The first SIGINT or
-/// SIGTERM finishes what is under way and gives the rest back; the second stops at once.
+/// With a config, all its pipelines; without one, the pipeline given by --from and --to. A pipeline that ends by itself
+/// is named in the log at once, the others go on, and the exit code is 1 in the end. The first SIGINT or SIGTERM
+/// finishes what is under way and gives the rest back; the second stops at once. SIGHUP ends a relay that was started
+/// from a terminal, cleanly, and is refused by one without.
 #[derive(Debug, Args)]
 #[command(after_help = "Sinks:\n  \
         stdout:            one JSON envelope a line\n  \
@@ -259,6 +262,9 @@ pub(crate) struct RunArgs {
     /// How long done events are kept, where rows have a status, e.g. 7d, or `forever` [default: 7d; with --drain nothing is removed]
     #[arg(long, value_name = "DURATION", conflicts_with = "config")]
     pub(crate) keep_done: Option<String>,
+    /// What becomes of the other pipelines of this process when one ends by itself [default: the config's, else continue]
+    #[arg(long, value_enum, value_name = "WORD")]
+    pub(crate) on_pipeline_end: Option<OnPipelineEnd>,
     /// Stop when the backlog is empty, and print a summary
     #[arg(long)]
     pub(crate) drain: bool,
@@ -283,6 +289,14 @@ pub(crate) enum OnDead {
     Continue,
     /// They wait until a person has decided
     Block,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnPipelineEnd {
+    /// They go on
+    Continue,
+    /// They stop
+    Stop,
 }
 
 /// Publish one event, or many from NDJSON on standard input
@@ -337,6 +351,8 @@ pub(crate) struct PublishArgs {
 }
 
 /// Show how many events wait, retry, are done or dead, and which relays are there
+///
+/// With a config, also which of its pipelines nobody runs.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  airtight status --url sqlite:shop.db\n  DATABASE_URL=postgres://app@db/shop airtight status --json\n  \
@@ -522,8 +538,9 @@ pub(crate) struct BulkRetryArgs {
 
 /// Delete dead letters for good
 ///
-/// With --all --yes, every dead letter of the filter; events whose outcome is unknown only one by one. On a log,
-/// those of all consumers unless --consumer names one; the log itself keeps its event.
+/// With --all, every dead letter of the filter; events whose outcome is unknown only one by one. On a log, those of all
+/// consumers unless --consumer names one; the log itself keeps its event. On a terminal --all asks first; elsewhere it
+/// wants --yes.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  airtight dead discard 42\n  airtight dead discard --all --yes --type OrderPlaced"
@@ -533,10 +550,10 @@ pub(crate) struct BulkDiscardArgs {
     #[arg(value_name = "ID", required_unless_present = "all", conflicts_with_all = ["all", "stream", "event_type", "key", "error_code"])]
     pub(crate) ids: Vec<String>,
     /// All of the filter
-    #[arg(long, requires = "yes")]
-    pub(crate) all: bool,
-    /// Yes, delete them
     #[arg(long)]
+    pub(crate) all: bool,
+    /// Do not ask; needed with --all where there is no terminal
+    #[arg(long, short)]
     pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) of: ConsumerArg,
@@ -578,15 +595,22 @@ pub(crate) struct TailArgs {
 /// A log keeps what a consumer has not seen, however old, unless told otherwise.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  airtight prune --url sqlite:shop.db\n  airtight prune --older-than 36h\n  \
+    after_help = "Examples:\n  airtight prune --url sqlite:shop.db\n  airtight prune --older-than 36h --dry-run\n  \
         airtight prune --url postgres://app@db/shop --keep 30d"
 )]
 pub(crate) struct PruneArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
-    /// Of a queue: how long ago an event must have been delivered [default: 7d]
+    /// Of a queue: how long ago an event must have been delivered [default: the config's, else 7d for airtight's own
+    /// table, and none for a table of your own]
     #[arg(long, value_name = "DURATION", conflicts_with_all = ["keep", "ignore_consumers"])]
     pub(crate) older_than: Option<String>,
+    /// Of a table that does not say when an event was delivered: go by when it was written
+    #[arg(long)]
+    pub(crate) by_creation: bool,
+    /// Say how many would go, and by which column; remove nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Of a log: younger events stay [default: the config's, else 30d]
     #[arg(long, value_name = "DURATION")]
     pub(crate) keep: Option<String>,

@@ -3,10 +3,7 @@
 use airtight::{admin::SlotStatus, postgres::PgOutbox};
 use serde_json::json;
 
-use super::{
-    consumers::{confirm, is_interactive},
-    open,
-};
+use super::{consumers::consent, open};
 use crate::{
     args::{CdcListArgs, CdcRecoverArgs, CdcRemoveArgs, OneReader},
     errors::{Failure, Outcome},
@@ -100,17 +97,14 @@ pub(crate) async fn remove(args: &CdcRemoveArgs) -> Outcome {
 }
 
 async fn ask(outbox: &PgOutbox, one: &OneReader, what: &str) -> Outcome {
-    if one.yes || !is_interactive() {
+    if one.yes {
         return Ok(());
     }
     let readers = outbox.readers().await?;
-    let parked = readers.iter().find(|reader| reader.name == one.name);
-    let parked = parked.map_or(0, |reader| reader.waiting + reader.dead + reader.unknown);
-    confirm(&format!(
-        "reader `{}` with {}: this {what}",
-        printable(&one.name),
-        counted(parked, "parked event")
-    ))
+    // One that is not there is the store's to complain about: it knows those that are.
+    let Some(reader) = readers.iter().find(|reader| reader.name == one.name) else { return Ok(()) };
+    let parked = counted(reader.waiting + reader.dead + reader.unknown, "parked event");
+    consent(false, &format!("reader `{}` with {parked}: this {what}", printable(&one.name)))
 }
 
 fn postgres(store: &Store) -> Outcome<&PgOutbox> {

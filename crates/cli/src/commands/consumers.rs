@@ -141,9 +141,12 @@ pub(crate) async fn seek(args: &SeekArgs) -> Outcome {
     let store = open_log(&one.database).await?;
     let log = store.log_admin();
     let mut options = SeekOptions { dry_run: true, forget_inbox: args.forget_inbox };
-    if !args.dry_run && !args.yes && is_interactive() {
+    if !args.dry_run && !args.yes {
         let would = log.seek(&one.name, to, options).await?;
-        confirm(&sentence(&would, args))?;
+        // Delivering again loses nothing, so a script may do that unasked; leaving events out is for good.
+        if is_interactive() || would.skipped > 0 {
+            consent(false, &sentence(&would, args))?;
+        }
     }
     options.dry_run = args.dry_run;
     let done = log.seek(&one.name, to, options).await?;
@@ -177,13 +180,24 @@ fn sentence(seek: &Seek, args: &SeekArgs) -> String {
     text
 }
 
+/// Before what cannot be taken back: asks where somebody is there to be asked, and wants `--yes` elsewhere.
+pub(super) fn consent(yes: bool, what: &str) -> Outcome {
+    match (yes, is_interactive()) {
+        (true, _) => Ok(()),
+        (false, true) => confirm(what),
+        (false, false) => Err(Failure::usage(format!(
+            "{what}; without a terminal nobody can be asked, so nothing was changed: say --yes"
+        ))),
+    }
+}
+
 /// Whether somebody is there to be asked.
-pub(super) fn is_interactive() -> bool {
+fn is_interactive() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 /// Asks on standard error; anything but yes changes nothing.
-pub(super) fn confirm(what: &str) -> Outcome {
+fn confirm(what: &str) -> Outcome {
     let unread = |error| Failure::failed(format!("cannot ask for confirmation: {error}; say --yes"));
     let mut err = io::stderr().lock();
     write!(err, "{what}\nGo on? [y/N] ").and_then(|()| err.flush()).map_err(unread)?;
@@ -208,15 +222,16 @@ pub(crate) async fn remove(args: &RemoveArgs) -> Outcome {
     let one = &args.one;
     let store = open_log(&one.database).await?;
     let log = store.log_admin();
-    if !args.yes && is_interactive() {
+    if !args.yes {
         let found = find(log, &one.name).await?;
-        confirm(&format!(
+        let what = format!(
             "consumer `{}` at seq {}, {} behind, with {} that would be lost",
             printable(&found.name),
             found.offset,
             counted(found.lag_events, "event"),
             counted(found.retrying + found.dead + found.unknown, "parked event"),
-        ))?;
+        );
+        consent(false, &what)?;
     }
     log.remove(&one.name).await?;
     if one.output.json {

@@ -7,7 +7,7 @@ use airtight::{
 use serde_json::json;
 
 use super::{
-    consumers::{parked_filter, print_parked},
+    consumers::{consent, parked_filter, print_parked},
     events::{self, Act, Acting, act, page, print_rows, show_detail},
     filter, open,
 };
@@ -141,6 +141,9 @@ pub(crate) async fn retry(args: &BulkRetryArgs) -> Outcome {
 }
 
 pub(crate) async fn discard(args: &BulkDiscardArgs) -> Outcome {
+    if args.all {
+        consent(args.yes, "this deletes every dead letter that the filter matches, for good")?;
+    }
     let store = open(&args.database).await?;
     if !args.all {
         return one_by_one(&store, &args.of, &args.ids, Act::Discard, args.output.json).await;

@@ -2,55 +2,90 @@
 
 use std::time::Duration;
 
-use airtight::log;
+use airtight::{
+    admin::{Prune, Removed},
+    log,
+};
 use serde::Serialize;
 use serde_json::json;
 
 use super::counter;
 use crate::{
     args::PruneArgs,
-    config::{Config, Retention, units},
+    config::{Config, Retention, Said, units},
     errors::{Failure, Outcome},
     output::{self, counted, line, printable},
     wiring::{Store, Target},
 };
 
-/// How long ago a queue's event must have been delivered, unless told.
-const OLDER_THAN: &str = "7d";
-
 pub(crate) async fn run(args: &PruneArgs) -> Outcome {
     let config = args.database.config.as_deref().map(Config::load).transpose()?;
     let target = Target::resolve(&args.database, config.as_ref())?;
     // Before anything connects.
-    let older_than = args.older_than.as_deref().unwrap_or(OLDER_THAN);
-    let older_than = (older_than, duration("--older-than", older_than)?);
+    let older_than = args.older_than.as_deref().map(|text| duration("--older-than", text)).transpose()?;
     let keep = args.keep.as_deref().map(|text| duration("--keep", text)).transpose()?;
+    let mut retention = config.map(|config| config.retention).unwrap_or_default();
+    if older_than.is_some() {
+        (retention.done, retention.done_said) = (older_than, Said::Explicitly("--older-than"));
+    }
+    if keep.is_some() {
+        (retention.log, retention.log_said) = (keep, Said::Explicitly("--keep"));
+    }
+    retention.done_by_creation |= args.by_creation;
     let store = target.open().await?;
     if store.is_log() {
-        let retention = config.map(|config| config.retention).unwrap_or_default();
-        return of_log(args, &store, keep, &retention).await;
+        return of_log(args, &target, &store, &retention).await;
     }
     if args.keep.is_some() || args.ignore_consumers {
         return Err(Failure::usage(
             "--keep and --ignore-consumers are for a log, and this outbox is a queue: say --older-than",
         ));
     }
-    of_queue(args, &store, older_than).await
+    of_queue(args, &target, &store, &retention).await
 }
 
 fn duration(flag: &str, text: &str) -> Outcome<Duration> {
     units::duration(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))
 }
 
-async fn of_queue(args: &PruneArgs, store: &Store, (text, older_than): (&str, Duration)) -> Outcome {
+/// Nobody has said that anything goes.
+fn nothing_goes(target: &Target, said: Said, key: &str, flag: &str) -> Failure {
+    Failure::usage(match (&target.database.spec, said) {
+        (Some(spec), Said::Default) => format!(
+            "{} is a table of your own, from which nothing is removed until you say so: set `{key}` in [retention], or \
+             say {flag} DURATION",
+            spec.display_name()
+        ),
+        _ => format!("the config keeps it for ever; say how long with {flag} DURATION"),
+    })
+}
+
+async fn of_queue(args: &PruneArgs, target: &Target, store: &Store, retention: &Retention) -> Outcome {
+    let said = retention.done_said;
+    let Some(what) = retention.of_queue() else {
+        return Err(nothing_goes(target, said, "done", "--older-than"));
+    };
+    let what = Prune { dry_run: args.dry_run, ..what };
     let bar = counter("events removed");
-    let pruned = store.admin().prune(older_than, &|total| bar.set_position(total)).await;
+    let removed = store.admin().prune(what, &|total| bar.set_position(total)).await;
     bar.finish_and_clear();
-    let pruned = pruned?;
+    let Removed { events, column } = removed?;
+    let older_than = units::shown(what.keep);
     if args.output.json {
-        return output::json(&json!({"pruned": pruned}));
+        return output::json(&json!({
+            "pruned": events, "by": column, "older_than": older_than, "dry_run": args.dry_run
+        }));
     }
-    line(format!("removed {} delivered more than {text} ago", counted(pruned, "event")))
+    let by_creation = match &target.database.spec {
+        Some(spec) => spec.age_column(false).is_err(),
+        None => false,
+    };
+    line(format!(
+        "{} {} {} more than {older_than} ago, by {column} ({said})",
+        if args.dry_run { "would remove" } else { "removed" },
+        counted(events, "event"),
+        if by_creation { "written" } else { "delivered" },
+    ))
 }
 
 #[derive(Serialize)]
@@ -59,21 +94,32 @@ struct Report {
     log: log::Pruned,
     /// Entries removed from the inbox.
     inbox: u64,
+    /// The column that says how old an event is.
+    by: Option<String>,
+    dry_run: bool,
 }
 
-async fn of_log(args: &PruneArgs, store: &Store, keep: Option<Duration>, configured: &Retention) -> Outcome {
+async fn of_log(args: &PruneArgs, target: &Target, store: &Store, configured: &Retention) -> Outcome {
     if args.older_than.is_some() {
         return Err(Failure::usage(
             "--older-than is for a queue, and this outbox is a log, which knows no delivered events: say --keep",
         ));
     }
-    let Some(keep) = keep.or(configured.log) else {
-        return Err(Failure::usage("the config keeps the log for ever; say how long with --keep DURATION"));
+    let Some(keep) = configured.log else {
+        return Err(nothing_goes(target, configured.log_said, "log", "--keep"));
     };
     let wait_for_consumers = configured.log_waits_for_consumers && !args.ignore_consumers;
     let admin = store.log_admin();
-    let bar = counter("events removed");
     let wanted = log::Retention { keep, wait_for_consumers };
+    let by = store.created_at().map(str::to_owned);
+    if args.dry_run {
+        let log = admin.prunable(wanted).await?;
+        if args.output.json {
+            return output::json(&Report { log, inbox: 0, by, dry_run: true });
+        }
+        return tell(&log, &by, "would remove", configured, wanted);
+    }
+    let bar = counter("events removed");
     let pruned = admin.prune_log(wanted, &|total| bar.set_position(total)).await;
     bar.finish_and_clear();
     let log = pruned?;
@@ -97,23 +143,42 @@ async fn of_log(args: &PruneArgs, store: &Store, keep: Option<Duration>, configu
         }
     }
     if args.output.json {
-        return output::json(&Report { log, inbox });
+        return output::json(&Report { log, inbox, by, dry_run: false });
     }
-    line(format!(
-        "removed {} of the log{}, {} dropped whole{}",
-        counted(log.events, "event"),
-        if wait_for_consumers { "" } else { ", whether consumers have seen them or not" },
-        counted(log.partitions, "partition"),
-        if log.floor > 0 { format!("; all up to seq {} are gone", log.floor) } else { String::new() },
-    ))?;
+    tell(&log, &by, "removed", configured, wanted)?;
     if inbox > 0 {
         line(format!("removed {}", counted(inbox, "inbox row")))?;
     }
-    match log.held_by {
+    Ok(())
+}
+
+fn tell(
+    log: &log::Pruned,
+    by: &Option<String>,
+    removed: &str,
+    configured: &Retention,
+    wanted: log::Retention,
+) -> Outcome {
+    line(format!(
+        "{removed} {} of the log{}, {} dropped whole{}",
+        counted(log.events, "event"),
+        if wanted.wait_for_consumers { "" } else { ", whether consumers have seen them or not" },
+        counted(log.partitions, "partition"),
+        if log.floor > 0 { format!("; all up to seq {} are gone", log.floor) } else { String::new() },
+    ))?;
+    if let Some(column) = by {
+        line(format!(
+            "an event stays for {}, by {} ({})",
+            units::shown(wanted.keep),
+            printable(column),
+            configured.log_said
+        ))?;
+    }
+    match &log.held_by {
         Some(consumer) => line(format!(
             "older events stay, since consumer `{0}` has not seen them; one that is no longer needed: \
              `airtight consumers remove {0}`",
-            printable(&consumer)
+            printable(consumer)
         )),
         None => Ok(()),
     }

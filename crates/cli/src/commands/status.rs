@@ -1,19 +1,32 @@
 //! `airtight status`.
 
-use airtight::{admin::Status, metrics};
+use std::collections::BTreeSet;
 
-use super::{consumers, open};
+use airtight::{admin::Status, metrics};
+use serde::Serialize;
+
+use super::consumers;
 use crate::{
     args::StatusArgs,
+    config::{Config, Pipeline, Reading},
     errors::Outcome,
-    output::{self, Table, age, counted, line},
+    output::{self, Table, age, counted, line, printable},
+    wiring::{self, Target},
 };
 
 pub(crate) async fn run(args: &StatusArgs) -> Outcome {
-    let store = open(&args.database).await?;
+    let config = args.database.config.as_deref().map(Config::load).transpose()?;
+    let target = Target::resolve(&args.database, config.as_ref())?;
+    let store = target.open().await?;
     let status = store.admin().status().await?;
+    let database = target.database_name()?;
+    let pipelines: Vec<PipelineStatus> = config
+        .iter()
+        .flat_map(|config| &config.pipelines)
+        .map(|one| PipelineStatus { name: one.name.clone(), running: is_running(one, &status, &database) })
+        .collect();
     if args.output.json {
-        return output::json(&status);
+        return output::json(&Shown { status: &status, pipelines });
     }
     if args.metrics {
         return line(metrics::prometheus(&status, &args.prefix).trim_end());
@@ -31,11 +44,25 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     }
     line("")?;
     print_relays(&status, store.is_log())?;
+    for one in pipelines.iter().filter(|one| !one.running) {
+        let name = printable(&one.name);
+        line(format!("pipeline `{name}` is in the config, and nobody runs it: its process's log says why"))?;
+    }
     print_away(&status)?;
     if status.blocked_keys > 0 {
         line("")?;
         let keys = counted(status.blocked_keys, "key");
         line(format!("{keys} waiting behind a failed or dead event; see `airtight events blocked`"))?;
+    }
+    let unexplained: u64 = status.streams.iter().map(|stream| stream.unexplained).sum();
+    if unexplained > 0 {
+        line(format!(
+            "{} a status that no role explains, and left alone; `airtight check` says which",
+            match unexplained {
+                1 => "1 row has".to_owned(),
+                rows => format!("{} rows have", output::count(rows)),
+            }
+        ))?;
     }
     let of_streams: u64 = status.streams.iter().map(|stream| stream.dead + stream.unknown).sum();
     let of_consumers: u64 = status.consumers.iter().map(|one| one.dead + one.unknown).sum();
@@ -47,6 +74,40 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
         line(format!("{} to decide on; see `airtight dead list`", counted(dead, "dead letter")))?;
     }
     Ok(())
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    /// Those of the config, where there is one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pipelines: Vec<PipelineStatus>,
+}
+
+#[derive(Serialize)]
+struct PipelineStatus {
+    name: String,
+    running: bool,
+}
+
+/// Whether a relay is there that does what the pipeline does. A queue's relays have no names: what they read tells.
+fn is_running(pipeline: &Pipeline, status: &Status, database: &str) -> bool {
+    match &pipeline.read {
+        Reading::Queue(queue) => {
+            let wanted: BTreeSet<&String> = queue.streams.iter().collect();
+            status.relays.iter().any(|relay| {
+                relay.order == queue.order.as_str() && relay.streams.iter().collect::<BTreeSet<_>>() == wanted
+            })
+        }
+        Reading::Log(log) => {
+            status.consumers.iter().any(|one| one.name == log.consumer && !one.instances.is_empty())
+        }
+        Reading::Cdc(cdc) => {
+            let slot = wiring::named(database, &pipeline.name, cdc).log.consumer;
+            status.slots.iter().any(|one| one.name == slot && one.active)
+        }
+    }
 }
 
 fn print_streams(status: &Status) -> Outcome {

@@ -26,7 +26,10 @@ mod validate;
 
 use std::path::Path;
 
-use airtight::table::{Shape, TableSpec};
+use airtight::{
+    OnEnd,
+    table::{Shape, TableSpec},
+};
 
 use self::{
     file::{Document, Result, Section, Value},
@@ -36,7 +39,7 @@ use crate::errors::{Failure, Outcome};
 
 pub(crate) use self::{
     pipeline::{Common, Pipeline, ReadWord, Reading, check_slot, read_source, set_batch},
-    retention::{Retention, parse as parse_keep},
+    retention::{Retention, Said, parse as parse_keep},
     validate::check_overlap,
 };
 
@@ -49,6 +52,8 @@ pub(crate) struct Config {
     pub(crate) pipelines: Vec<Pipeline>,
     /// What is removed while a relay runs, and when.
     pub(crate) retention: Retention,
+    /// What becomes of the other pipelines of a process when one ends by itself.
+    pub(crate) on_end: OnEnd,
 }
 
 /// How to use the database.
@@ -80,7 +85,7 @@ impl Config {
     fn parse(name: &str, text: &str, env: &file::Lookup<'_>) -> Result<Self> {
         let doc = Document { name, text, env };
         let root = doc.parse()?;
-        let root = Section::root(&doc, &root, &["database", "pipelines", "table", "retention"])?;
+        let root = Section::root(&doc, &root, &["database", "pipelines", "table", "retention", "run"])?;
 
         let (url, mut database) =
             root.get("database").map(|value| read_database(&value)).transpose()?.unwrap_or_default();
@@ -101,13 +106,17 @@ impl Config {
             database.spec = Some(mapped.spec);
         }
         let pipelines = match root.get("pipelines") {
-            Some(value) => pipeline::read_all(&value, database.default_read())?,
+            Some(value) => pipeline::read_all(&value, database.default_read(), database.spec.as_ref())?,
             None => Vec::new(),
         };
         if let Some(value) = root.get("retention") {
             retention.read(&value)?;
+            if let Some(spec) = &database.spec {
+                retention.check(spec).map_err(|message| value.error(message))?;
+            }
         }
-        Ok(Self { url, database, pipelines, retention })
+        let on_end = root.get("run").map(|value| read_run(&value)).transpose()?.unwrap_or_default();
+        Ok(Self { url, database, pipelines, retention, on_end })
     }
 }
 
@@ -153,9 +162,17 @@ fn read_database(value: &Value<'_>) -> Result<(Option<DatabaseUrl>, Database)> {
     Ok((url, database))
 }
 
+fn read_run(value: &Value<'_>) -> Result<OnEnd> {
+    let words = [("continue", OnEnd::Continue), ("stop", OnEnd::Stop)];
+    let on_end = value.section(&["on_pipeline_end"])?.get("on_pipeline_end").map(|value| value.word(&words));
+    Ok(on_end.transpose()?.unwrap_or_default())
+}
+
 fn parsed<T>(value: &Value<'_>, parse: impl Fn(&str) -> std::result::Result<T, String>) -> Result<T> {
     parse(&value.text()?).map_err(|message| value.error(message))
 }
 
+#[cfg(test)]
+mod documented;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ use airtight::{
     log::{LogOptions, OnFailure, Start},
     postgres::{CdcOptions, Snapshot},
     queue::QueueOptions,
+    table::TableSpec,
 };
 
 use super::{
@@ -167,10 +168,19 @@ impl Common {
     }
 }
 
-pub(super) fn read_all(value: &Value<'_>, default: ReadWord) -> Result<Vec<Pipeline>> {
+pub(super) fn read_all(
+    value: &Value<'_>,
+    default: ReadWord,
+    table: Option<&TableSpec>,
+) -> Result<Vec<Pipeline>> {
     let mut pipelines: Vec<Pipeline> = Vec::new();
     for (name, value) in value.names()?.entries() {
         let pipeline = read_pipeline(name, &value, default)?;
+        // Through the WAL, too, rows with a status are marked.
+        if let (Some(table), Reading::Queue(_) | Reading::Cdc(_)) = (table, &pipeline.read) {
+            let fits = table.check_attempts(pipeline.policy.max_attempts);
+            fits.map_err(|error| value.error(error.message()))?;
+        }
         for other in &pipelines {
             check_overlap(other, &pipeline).map_err(|message| value.error(message))?;
         }

@@ -1,8 +1,8 @@
 //! `[retention]`: what is removed while a relay runs, and when.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use airtight::log;
+use airtight::{admin::Prune, log, table::TableSpec};
 
 use super::{
     file::{Result, Section, Value},
@@ -22,6 +22,32 @@ pub(crate) struct Retention {
     pub(crate) inbox: Option<Duration>,
     /// Whether events of a log that a consumer has not settled stay, however old.
     pub(crate) log_waits_for_consumers: bool,
+    /// Whether done events go by when they were written, where the table does not say when they were delivered.
+    pub(crate) done_by_creation: bool,
+    /// Who says `done` and `log`.
+    pub(crate) done_said: Said,
+    pub(crate) log_said: Said,
+}
+
+/// Who says how long something is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// Nobody.
+    Default,
+    /// The preset of this name.
+    Preset(&'static str),
+    /// This key of the config, or this option of the command line.
+    Explicitly(&'static str),
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("the default"),
+            Self::Preset(name) => write!(f, "the preset {name}"),
+            Self::Explicitly(what) => f.write_str(what),
+        }
+    }
 }
 
 impl Default for Retention {
@@ -33,6 +59,9 @@ impl Default for Retention {
             log: Some(log.keep),
             inbox: Some(30 * DAY),
             log_waits_for_consumers: log.wait_for_consumers,
+            done_by_creation: false,
+            done_said: Said::Default,
+            log_said: Said::Default,
         }
     }
 }
@@ -45,21 +74,45 @@ impl Retention {
 
     /// Its document asks for it: by time, whatever the consumers.
     pub(super) fn relay_log() -> Self {
-        Self { done: None, log_waits_for_consumers: false, ..Self::default() }
+        let log_said = Said::Preset("relay-log");
+        Self { done: None, log_waits_for_consumers: false, log_said, ..Self::default() }
     }
 
     /// What the file says wins.
     pub(super) fn read(&mut self, value: &Value<'_>) -> Result<()> {
-        let section = value.section(&["done", "log", "inbox", "log_waits_for_consumers"])?;
-        for (key, kept) in [("done", &mut self.done), ("log", &mut self.log), ("inbox", &mut self.inbox)] {
-            if let Some(given) = keep(&section, key)? {
-                *kept = given;
-            }
+        let section =
+            value.section(&["done", "done_by_creation", "log", "inbox", "log_waits_for_consumers"])?;
+        if let Some(given) = keep(&section, "done")? {
+            (self.done, self.done_said) = (given, Said::Explicitly("[retention] done"));
+        }
+        if let Some(given) = keep(&section, "log")? {
+            (self.log, self.log_said) = (given, Said::Explicitly("[retention] log"));
+        }
+        if let Some(given) = keep(&section, "inbox")? {
+            self.inbox = given;
+        }
+        if let Some(by_creation) = section.boolean("done_by_creation")? {
+            self.done_by_creation = by_creation;
         }
         if let Some(waits) = section.boolean("log_waits_for_consumers")? {
             self.log_waits_for_consumers = waits;
         }
         Ok(())
+    }
+
+    /// Refuses a table of which nobody can tell what is old.
+    pub(super) fn check(&self, spec: &TableSpec) -> std::result::Result<(), String> {
+        match self.done {
+            Some(_) if spec.status.is_some() => {
+                spec.age_column(self.done_by_creation).map(drop).map_err(|error| error.to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Which done events go; none to remove nothing.
+    pub(crate) fn of_queue(&self) -> Option<Prune> {
+        self.done.map(|keep| Prune { by_creation: self.done_by_creation, ..Prune::older_than(keep) })
     }
 
     /// The same for the store; none to remove nothing.

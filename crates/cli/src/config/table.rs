@@ -86,7 +86,13 @@ pub(super) fn read(value: &Value<'_>) -> Result<Mapped> {
             }
             Ok(Mapped { spec, is_relay_log: true })
         }
-        None => Ok(Mapped { spec: read_columns(&table)?, is_relay_log: false }),
+        None => {
+            let spec = read_columns(&table)?;
+            if let (Err(error), Some(status)) = (spec.check_roles(), table.get("status")) {
+                return Err(status.error(error.message()));
+            }
+            Ok(Mapped { spec, is_relay_log: false })
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use airtight::{
     inbox::DedupeKey,
     kafka::KafkaConfig,
     log::{LogOptions, OnFailure, Start},
+    postgres::CdcOptions,
     queue::QueueOptions,
     table::{Count, Field},
 };
@@ -105,6 +106,11 @@ fn the_example_is_valid_and_shows_the_defaults() {
     let config = parse(&commented(text, "as a log, in place of the pipelines above.")).unwrap();
     let [billing] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
     assert_eq!(*log(billing), LogOptions::consumer("billing"));
+
+    let config =
+        parse(&commented(text, "PostgreSQL's WAL as the source, in place of polling; docs/cdc.md.")).unwrap();
+    let Reading::Cdc(stream) = &config.pipelines[0].read else { panic!("{:?}", config.pipelines) };
+    assert_eq!(**stream, CdcOptions::slot("airtight_shop_stream"));
 
     let config = parse(&commented(text, "Kafka, and its defaults:")).unwrap();
     let SinkTarget::Broker(broker) = &config.pipelines[0].sink else { panic!("{:?}", config.pipelines) };
@@ -260,7 +266,7 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             "[retention]\ncolour = 1\n".to_owned(),
-            "airtight.toml:2: unknown key `colour` in [retention]; known keys are `done`, `log`, `inbox` and `log_waits_for_consumers`",
+            "airtight.toml:2: unknown key `colour` in [retention]; known keys are `done`, `done_by_creation`, `log`, `inbox` and `log_waits_for_consumers`",
         ),
         (
             format!("{p}batch = \"many\"\n"),

@@ -21,6 +21,20 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     })
 }
 
+/// The same the other way round, as short as it goes.
+pub(crate) fn shown(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (duration.subsec_millis(), seconds) {
+        (0, 0) => "0s".into(),
+        (0, _) => {
+            let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
+            let fits = |(_, of): &&(&str, u64)| seconds.is_multiple_of(*of);
+            units.iter().find(fits).map_or_else(String::new, |(unit, of)| format!("{}{unit}", seconds / of))
+        }
+        _ => format!("{}ms", duration.as_millis()),
+    }
+}
+
 /// `1000`, `64KiB`, `32MiB`, `1GB`.
 pub(crate) fn size(text: &str) -> Result<usize, String> {
     let (number, unit) = split(text);

@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 use airtight::{Format, settings::Address};
 use url::Url;
 
+use super::suggest;
+
 /// A text that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(String);
@@ -43,7 +45,10 @@ impl DatabaseUrl {
         }
         if let Some(rest) = text.strip_prefix("sqlite:") {
             let path = rest.strip_prefix("//").unwrap_or(rest);
-            let path = path.split_once('?').map_or(path, |(path, _)| path);
+            let (path, parameters) = path.split_once('?').unwrap_or((path, ""));
+            for pair in parameters.split('&').filter(|pair| !pair.is_empty()) {
+                check_sqlite_parameter(pair)?;
+            }
             return match path {
                 "" => Err("`sqlite:` needs a path, like `sqlite:outbox.db`".into()),
                 ":memory:" => Err(
@@ -71,6 +76,23 @@ impl DatabaseUrl {
             return Ok(Self::Sqlite(PathBuf::from(text)));
         }
         Err(format!("`{}` is not a database this version knows; {known}", redact(text)))
+    }
+}
+
+/// Nothing can be set about an SQLite file. `mode=rwc` is what airtight does anyway, so that an address that is shared
+/// with an application may say it.
+fn check_sqlite_parameter(pair: &str) -> Result<(), String> {
+    let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    match (name, value) {
+        ("mode", "rwc") => Ok(()),
+        ("mode", _) => Err(format!(
+            "`mode={value}` cannot be had: airtight reads and writes the file, and `airtight migrate` makes one that is \
+             not there; leave it out, or say `mode=rwc`"
+        )),
+        _ => {
+            let hint = suggest::hint(name, &["mode"], "known parameters");
+            Err(format!("unknown parameter `{name}` of an SQLite address{hint}"))
+        }
     }
 }
 
@@ -254,6 +276,10 @@ mod tests {
             ("", "is empty"),
             ("sqlite:", "needs a path"),
             ("sqlite::memory:", "gone when this command ends"),
+            ("sqlite:x.db?mod=rwc", "unknown parameter `mod` of an SQLite address; did you mean `mode`?"),
+            ("sqlite:x.db?mode=rwc&journal_mode=off", "unknown parameter `journal_mode`"),
+            ("sqlite:x.db?cache=shared", "known parameters are `mode`"),
+            ("sqlite:x.db?mode=ro", "`mode=ro` cannot be had"),
             ("mysql://u:hush@h/db", "is not a database this version knows"),
             ("postgres://u:hush@h", "names no database"),
             ("postgres://u:hush@h:port/db", "malformed"),

@@ -35,7 +35,7 @@ pub(super) struct Audit {
     #[serde(skip)]
     retried: u64,
     #[serde(skip)]
-    circuit_opened: u64,
+    absences: u64,
     #[serde(skip)]
     seconds: f64,
 }
@@ -44,6 +44,7 @@ impl Audit {
     pub(super) async fn compare(
         bank: &Bank,
         received: &Received,
+        absences: u64,
         totals: Totals,
         elapsed: Duration,
     ) -> Outcome<Self> {
@@ -61,7 +62,7 @@ impl Audit {
             events_per_second: rate(received.ids.len() as u64, elapsed),
             balanced: bank.balances().await?,
             retried: totals.retried,
-            circuit_opened: totals.circuit_opened,
+            absences,
             seconds: elapsed.as_secs_f64(),
         })
     }
@@ -98,7 +99,7 @@ impl Audit {
         let _ = write!(
             text,
             "\n{} events in {:.1} s, {}, over a sink that failed {} events and went away {}\n\
-             (--seed {seed} makes the same choices again).\n\n",
+             (--seed {seed} makes the same transfers, rollbacks and faults again).\n\n",
             count(self.delivered),
             self.seconds,
             if paced {
@@ -107,11 +108,7 @@ impl Audit {
                 format!("{:.0} a second", self.events_per_second)
             },
             count(self.retried),
-            if self.circuit_opened == 1 {
-                "once".to_owned()
-            } else {
-                format!("{} times", count(self.circuit_opened))
-            },
+            if self.absences == 1 { "once".to_owned() } else { format!("{} times", count(self.absences)) },
         );
         text.push_str(if self.is_clean() {
             "Four writers moved money in SQLite and published each transfer in the transaction that made it.\n\

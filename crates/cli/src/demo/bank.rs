@@ -13,7 +13,6 @@ use serde_json::json;
 use sqlx::{Row, Sqlite, SqliteConnection, Transaction};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::sink::FlakySink;
 use crate::{
@@ -65,27 +64,6 @@ impl Goal {
 pub(super) struct Tally {
     pub(super) committed: AtomicU64,
     pub(super) rolled_back: AtomicU64,
-    /// Events that somebody has undertaken to commit; never above the goal.
-    promised: AtomicU64,
-}
-
-impl Tally {
-    /// Undertakes up to `wanted` events of the goal; none when it is reached.
-    fn promise(&self, wanted: u64, goal: Option<u64>) -> u64 {
-        let Some(goal) = goal else { return wanted };
-        let mut granted = 0;
-        let _ = self.promised.fetch_update(Ordering::AcqRel, Ordering::Acquire, |promised| {
-            granted = wanted.min(goal.saturating_sub(promised));
-            (granted > 0).then_some(promised + granted)
-        });
-        granted
-    }
-
-    fn take_back(&self, events: u64, goal: Option<u64>) {
-        if goal.is_some() {
-            self.promised.fetch_sub(events, Ordering::AcqRel);
-        }
-    }
 }
 
 /// The bank and its outbox, in one database.
@@ -129,7 +107,9 @@ impl Bank {
         for writer in 0..WRITERS {
             let (bank, sink, stop) = (self.clone(), sink.clone(), stop.clone());
             let random = fastrand::Rng::with_seed(self.seed.wrapping_add(writer));
-            writers.spawn(async move { bank.writer(goal, random, &sink, &stop).await });
+            // A share of its own: who is quicker must not decide what is written.
+            let share = goal.events.map(|events| events / WRITERS + u64::from(writer < events % WRITERS));
+            writers.spawn(async move { bank.writer(goal, share, random, &sink, &stop).await });
         }
         while let Some(ended) = writers.join_next().await {
             ended.map_err(|error| Failure::failed(format!("a writer crashed: {error}")))??;
@@ -140,11 +120,13 @@ impl Bank {
     async fn writer(
         &self,
         goal: Goal,
+        share: Option<u64>,
         mut random: fastrand::Rng,
         sink: &FlakySink,
         stop: &CancellationToken,
     ) -> Outcome {
-        loop {
+        let mut left = share;
+        while left != Some(0) {
             let backlog = self.tally.committed.load(Ordering::Acquire).saturating_sub(sink.distinct());
             let pause = if backlog > BACKLOG { goal.pause.max(SLOW_DOWN) } else { goal.pause };
             if !pause.is_zero() {
@@ -154,26 +136,18 @@ impl Bank {
                 }
             }
             let late = goal.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            let granted = self.tally.promise(random.u64(1..=RUN), goal.events);
             if late || stop.is_cancelled() {
                 return Ok(());
             }
-            if granted == 0 {
-                // Another writer may still roll back, and what it promised is then to be written by somebody.
-                let committed = self.tally.committed.load(Ordering::Acquire);
-                if goal.events.is_none_or(|goal| committed >= goal) {
-                    return Ok(());
-                }
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                continue;
-            }
-            if self.payment_run(granted, &mut random).await? {
-                self.tally.committed.fetch_add(granted, Ordering::AcqRel);
+            let transfers = random.u64(1..=RUN).min(left.unwrap_or(u64::MAX));
+            if self.payment_run(transfers, &mut random).await? {
+                self.tally.committed.fetch_add(transfers, Ordering::AcqRel);
+                left = left.map(|left| left - transfers);
             } else {
-                self.tally.rolled_back.fetch_add(granted, Ordering::AcqRel);
-                self.tally.take_back(granted, goal.events);
+                self.tally.rolled_back.fetch_add(transfers, Ordering::AcqRel);
             }
         }
+        Ok(())
     }
 
     /// One transaction: some transfers and their events. Returns whether it was committed.
@@ -217,7 +191,8 @@ async fn transfer(connection: &mut SqliteConnection, random: &mut fastrand::Rng)
     let from = random.i64(1..=ACCOUNTS);
     let to = (from + random.i64(1..ACCOUNTS) - 1) % ACCOUNTS + 1;
     let amount = random.i64(1..=500);
-    let id = Uuid::now_v7();
+    // Of the seed, too: the sink's faults go by it.
+    let id = uuid::Builder::from_random_bytes(random.u128(..).to_ne_bytes()).into_uuid();
     let number: i64 = sqlx::query(
         "UPDATE accounts SET balance = balance - ?2, transfers = transfers + 1 WHERE id = ?1 RETURNING transfers",
     )

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -12,20 +13,19 @@ use std::{
 use airtight::{Capabilities, Delivery, Error, Outcome, Sink};
 use async_trait::async_trait;
 
-/// Of 1,000 calls, how many meet which fault.
-const FAILS_BEFORE: u32 = 40;
-const FAILS_AFTER: u32 = 40;
-const IS_SLOW: u32 = 50;
-/// Of 1,000 events, how many are refused once.
+/// Of 1,000 events, how many meet which fault, each once. Which ones goes by their ids, and so by the seed: how events
+/// fall into batches is the machine's affair, and must not decide.
 const REFUSED: u32 = 5;
+const LOST_ANSWERS: u32 = 10;
+const BREAKS: u32 = 2;
 
-/// Which calls meet the faults that even a short demo should have.
-const FIRST_LOST_ANSWER: u32 = 4;
-const FIRST_ABSENCE: u32 = 8;
+/// Of 1,000 calls, how many are slow: that changes no number.
+const SLOW: u32 = 50;
 
-/// How long it stays away, and after how many calls it goes again.
+/// How long it stays away, and after how many arrivals it goes: by the seed as well.
 const AWAY: Duration = Duration::from_millis(300);
-const ABSENCES: std::ops::Range<u32> = 100..300;
+const FIRST_ABSENCE: std::ops::Range<u64> = 20..150;
+const ABSENCES: std::ops::Range<u64> = 5_000..20_000;
 
 /// What arrived, and how.
 #[derive(Debug, Default, Clone)]
@@ -67,41 +67,55 @@ fn number(payload: &[u8]) -> i64 {
 
 #[derive(Debug)]
 struct State {
+    /// For absences.
     random: fastrand::Rng,
     away_until: Option<Instant>,
-    calls: u32,
-    next_absence: u32,
+    /// At how many events, each counted once, it goes away next.
+    next_absence: u64,
+    absences: u64,
+    /// Events that have met their fault.
+    spoiled: HashSet<String>,
     received: Received,
 }
 
 /// See the module. Clones share everything.
 #[derive(Debug, Clone)]
 pub(super) struct FlakySink {
+    seed: u64,
     state: Arc<Mutex<State>>,
     arrivals: Arc<AtomicU64>,
     distinct: Arc<AtomicU64>,
 }
 
-/// What befalls one call.
+/// What befalls one event, the first time that it comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    Before,
-    After,
-    Away,
+    /// It is refused.
+    Refused,
+    /// It arrives, and nobody is told.
+    LostAnswer,
+    /// The connection breaks before it: it and all behind it in the batch have not arrived.
+    Breaks,
 }
 
 impl FlakySink {
     pub(super) fn new(seed: u64) -> Self {
-        let random = fastrand::Rng::with_seed(seed.rotate_left(32));
+        let mut random = fastrand::Rng::with_seed(seed.rotate_left(32));
         let state = State {
-            random,
             away_until: None,
-            calls: 0,
-            next_absence: FIRST_ABSENCE,
+            next_absence: random.u64(FIRST_ABSENCE),
+            absences: 0,
+            spoiled: HashSet::new(),
             received: Received::default(),
+            random,
         };
-        Self { state: Arc::new(Mutex::new(state)), arrivals: Arc::default(), distinct: Arc::default() }
+        Self { seed, state: Arc::new(Mutex::new(state)), arrivals: Arc::default(), distinct: Arc::default() }
+    }
+
+    /// How often it went away.
+    pub(super) fn absences(&self) -> u64 {
+        self.state().absences
     }
 
     /// A copy of what has arrived.
@@ -128,53 +142,74 @@ impl FlakySink {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rolls the dice for one call: its fault, and how long it takes.
-    fn roll(&self) -> (Fault, Duration) {
-        let mut state = self.state();
-        if state.away_until.is_some_and(|until| Instant::now() < until) {
-            return (Fault::Away, Duration::ZERO);
-        }
-        state.calls += 1;
-        if state.calls == FIRST_LOST_ANSWER {
-            return (Fault::After, Duration::ZERO);
-        }
-        if state.calls >= state.next_absence {
-            state.next_absence = state.calls + state.random.u32(ABSENCES);
-            state.away_until = Some(Instant::now() + AWAY);
-            return (Fault::Away, Duration::ZERO);
-        }
-        let slow = state.random.u32(0..1_000) < IS_SLOW;
-        let delay = if slow { Duration::from_millis(state.random.u64(5..30)) } else { Duration::ZERO };
-        let fault = match state.random.u32(0..1_000) {
-            dice if dice < FAILS_BEFORE => Fault::Before,
-            dice if dice < FAILS_BEFORE + FAILS_AFTER => Fault::After,
+    /// The fault of an event, whenever and with whatever others it comes.
+    fn fault(&self, id: &str) -> Fault {
+        let mut hasher = DefaultHasher::new();
+        (self.seed, id).hash(&mut hasher);
+        match hasher.finish() % 1_000 {
+            dice if dice < u64::from(REFUSED) => Fault::Refused,
+            dice if dice < u64::from(REFUSED + LOST_ANSWERS) => Fault::LostAnswer,
+            dice if dice < u64::from(REFUSED + LOST_ANSWERS + BREAKS) => Fault::Breaks,
             _ => Fault::None,
-        };
-        (fault, delay)
+        }
     }
 
-    /// Takes the batch in order. An event that is refused takes those behind it in its key with it.
-    fn take(&self, batch: &[Delivery], reports: bool) -> Vec<Outcome> {
+    /// Whether nobody is there.
+    fn is_away(&self) -> bool {
         let mut state = self.state();
-        let mut refused: HashSet<&str> = HashSet::new();
+        if state.away_until.is_some_and(|until| Instant::now() < until) {
+            return true;
+        }
+        if state.received.ids.len() as u64 >= state.next_absence {
+            state.next_absence += state.random.u64(ABSENCES);
+            state.absences += 1;
+            state.away_until = Some(Instant::now() + AWAY);
+            return true;
+        }
+        false
+    }
+
+    /// Takes the batch in order. An event that fails takes those behind it in its key with it.
+    fn take(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        let mut state = self.state();
+        let mut failing: HashSet<&str> = HashSet::new();
+        let mut broken = false;
         let mut outcomes = Vec::with_capacity(batch.len());
         for delivery in batch {
             let key = delivery.event.aggregate_id.as_str();
-            if refused.contains(key) {
+            if broken {
+                outcomes.push(failed("broken_pipe", "the connection broke"));
+                continue;
+            }
+            if failing.contains(key) {
                 outcomes.push(Outcome::Skipped);
                 continue;
             }
-            if state.random.u32(0..1_000) < REFUSED {
-                refused.insert(key);
-                outcomes.push(failed("busy", "refused this one, try again"));
-                continue;
+            let fault = match self.fault(&delivery.event.id) {
+                Fault::None => Fault::None,
+                fault if state.spoiled.insert(delivery.event.id.clone()) => fault,
+                _ => Fault::None,
+            };
+            match fault {
+                Fault::Refused => {
+                    failing.insert(key);
+                    outcomes.push(failed("busy", "refused this one, try again"));
+                    continue;
+                }
+                Fault::Breaks => {
+                    broken = true;
+                    outcomes.push(failed("broken_pipe", "the connection broke"));
+                    continue;
+                }
+                Fault::None | Fault::LostAnswer => {}
             }
             state.received.arrive(delivery);
             self.arrivals.fetch_add(1, Ordering::Relaxed);
-            outcomes.push(if reports {
-                Outcome::Delivered
-            } else {
+            outcomes.push(if fault == Fault::LostAnswer {
+                failing.insert(key);
                 failed("lost_answer", "took it, but the answer got lost")
+            } else {
+                Outcome::Delivered
             });
         }
         self.distinct.store(state.received.ids.len() as u64, Ordering::Relaxed);
@@ -199,18 +234,13 @@ impl Sink for FlakySink {
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let (fault, delay) = self.roll();
-        if !delay.is_zero() {
-            tokio::time::sleep(delay).await;
+        if self.is_away() {
+            let error = Error::unavailable("refused", "nobody is there");
+            return vec![Outcome::Failed(error); batch.len()];
         }
-        match fault {
-            Fault::None => self.take(batch, true),
-            Fault::After => self.take(batch, false),
-            Fault::Before => vec![failed("broken_pipe", "the connection broke"); batch.len()],
-            Fault::Away => {
-                let error = Error::unavailable("refused", "nobody is there");
-                vec![Outcome::Failed(error); batch.len()]
-            }
+        if fastrand::u32(0..1_000) < SLOW {
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(5..30))).await;
         }
+        self.take(batch)
     }
 }

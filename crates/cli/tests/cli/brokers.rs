@@ -77,7 +77,7 @@ fn redis_from_the_command_line() {
 #[test]
 fn a_broker_that_is_not_there_is_found_by_check_and_waited_for_by_a_relay() {
     let shop = Shop::new();
-    let port = airtight_testkit::brokers::process::free_port();
+    let port = airtight_testkit::ports::Port::reserve();
     for to in [
         format!("kafka://127.0.0.1:{port}?connect_timeout=1s"),
         format!("nats://127.0.0.1:{port}?connect_timeout=1s"),

@@ -29,6 +29,21 @@ fn nothing_is_lost_phantom_or_out_of_order() {
     assert!(audit["events_per_second"].as_f64() > Some(0.0), "{audit}");
 }
 
+/// All that the audit counts; how long it took is the machine's.
+#[test]
+fn a_seed_makes_the_same_demo_again() {
+    let audit = |seed: &str| {
+        let mut audit =
+            finish(airtight(["demo", "--headless", "--json", "--events", "3000", "--seed", seed]), "").json();
+        audit.as_object_mut().unwrap().remove("events_per_second");
+        audit
+    };
+    let first = audit("7");
+    assert!(first["rolled_back"].as_u64() > Some(0) && first["duplicates"].as_u64() > Some(0), "{first}");
+    assert_eq!(audit("7"), first);
+    assert_ne!(audit("8"), first, "another seed is another demo");
+}
+
 #[test]
 fn it_stops_after_the_seconds_given_and_explains_itself() {
     let text = finish(airtight(["demo", "--headless", "--seconds", "1"]), "").ok();

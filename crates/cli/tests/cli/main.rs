@@ -6,12 +6,15 @@
 //! | `config` | complaints about config files and addresses, `${ENV}` |
 //! | `brokers` | each broker from the command line alone, and `check --to` |
 //! | `foreign` | a table of the application's own, mapped by `[table]` |
+//! | `tables` | the same in both stores, with what goes wrong there |
 //! | `publish` | one event, NDJSON, bad lines |
 //! | `relay` | `run`: drain, follow, signals, sinks |
+//! | `process` | how a process of several pipelines, a signal or a reader that goes away ends |
 //! | `operate` | status, lists, dead letters, tail, prune |
 //! | `demo` | the demo and its audit |
 //! | `log` | a log and its consumers: follow, replay, dead letters, retention |
 //! | `cdc` | the WAL as the source: readers, dead letters, a lost slot, what `check` says |
+//! | `readme` | the commands of README, top to bottom |
 //! | `postgres` | what only a server can show: credentials, a server that is away |
 
 mod brokers;
@@ -22,7 +25,11 @@ mod foreign;
 mod log;
 mod operate;
 mod postgres;
+mod process;
 mod publish;
+#[cfg(unix)]
+mod readme;
 mod relay;
 mod support;
+mod tables;
 mod usage;

@@ -68,10 +68,13 @@ fn pruning_removes_what_was_delivered_long_enough_ago() {
     shop.publish("1", "{}");
     assert_eq!(shop.run(&["prune", "--older-than", "0s", "--json"]).json()["pruned"], 0, "not delivered yet");
     shop.run(&["run", "--to", "null:", "--drain"]).ok();
-    assert_eq!(shop.run(&["prune"]).ok(), "removed 0 events delivered more than 7d ago\n");
+    assert_eq!(
+        shop.run(&["prune"]).ok(),
+        "removed 0 events delivered more than 7d ago, by finished_at (the default)\n"
+    );
     assert_eq!(
         shop.run(&["prune", "--older-than", "0s"]).ok(),
-        "removed 1 event delivered more than 0s ago\n"
+        "removed 1 event delivered more than 0s ago, by finished_at (--older-than)\n"
     );
     let error = shop.run(&["prune", "--older-than", "yesterday"]).error(2);
     assert!(error.starts_with("error: --older-than: `yesterday` is not a duration"), "{error}");

@@ -8,11 +8,7 @@ use crate::support::{Ran, Running, airtight, finish};
 #[cfg(unix)]
 #[test]
 fn a_server_that_is_away_is_waited_for() {
-    let port = {
-        // Free a moment ago, and nobody else's within this test.
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    let port = airtight_testkit::ports::Port::reserve();
     let url = format!("postgres://app:hush@127.0.0.1:{port}/shop");
     let relay = Running::start(airtight(["run", "--from", &url, "--to", "null:"]));
     let first = relay.wait_for_log("trying again in");

@@ -3,7 +3,7 @@
 use airtight_testkit::http::{HttpServer, Reply};
 use serde_json::Value;
 
-use crate::support::{DEADLINE, Running, Shop, finish};
+use crate::support::{Running, Shop, finish};
 
 #[test]
 fn a_drain_delivers_each_key_in_order_and_says_how_much() {
@@ -69,44 +69,30 @@ fn a_relay_follows_and_stops_at_a_signal() {
     }
 }
 
+/// The remedy is followed to the letter.
 #[cfg(unix)]
 #[test]
-fn a_second_signal_stops_at_once() {
+fn a_file_removed_under_a_relay_ends_it_and_the_remedy_delivers_what_it_held() {
     let shop = Shop::new();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let to = format!("http://{}/", listener.local_addr().unwrap());
+    let nobody = airtight_testkit::ports::Port::reserve();
+    let to = format!("http://127.0.0.1:{nobody}/");
     shop.publish("1", "{}");
-    let relay = Running::start(shop.command(&["run", "--to", &to]));
-    // The receiver takes the connection and never answers, so a delivery is under way.
-    let connection = listener.accept().unwrap();
-    relay.signal("INT");
-    relay.wait_for_log("a second signal stops at once");
-    relay.signal("INT");
-    let (status, rest) = relay.wait();
-    assert_eq!(status.code(), Some(130), "{rest}");
-    drop(connection);
-}
-
-#[cfg(unix)]
-#[test]
-fn a_pipeline_that_cannot_go_on_stops_the_others() {
-    let shop = Shop::new();
-    // Reads `a` without order; a relay that keeps order on the same stream is refused while it lives.
-    let other = Running::start(shop.command(&["run", "--to", "null:", "--stream", "a", "--order", "none"]));
-    let deadline = std::time::Instant::now() + DEADLINE;
-    while shop.run(&["status", "--json"]).json()["relays"][0].is_null() {
-        assert!(std::time::Instant::now() < deadline, "it does not join");
+    shop.publish("2", "{}");
+    let relay = Running::start(shop.command(&["run", "--to", &to, "--lease", "1"]));
+    relay.wait_for_log("the sink is unavailable");
+    for file in ["shop.db", "shop.db-wal", "shop.db-shm"] {
+        std::fs::remove_file(shop.path(file)).unwrap();
     }
-    shop.write(
-        "airtight.toml",
-        "[pipelines.one]\nstreams = [\"a\"]\nto = \"null:\"\n[pipelines.two]\nstreams = [\"b\"]\nto = \"null:\"\n",
-    );
-    let error = shop.run(&["run", "-c", "airtight.toml"]).error(1);
-    assert!(error.starts_with("error: pipeline `one`: "), "{error}");
-    let status = shop.run(&["status", "--json"]).json();
-    assert_eq!(status["relays"].as_array().map(Vec::len), Some(1), "`two` has left: {status}");
-    other.signal("TERM");
-    assert!(other.wait().0.success());
+    let (status, rest) = relay.wait();
+    assert_eq!(status.code(), Some(1), "{rest}");
+    let error = rest.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("{rest}"));
+    let (_, remedy) = error.split_once("Mend it: ").unwrap_or_else(|| panic!("{error}"));
+    let url =
+        remedy.split(' ').find(|word| word.starts_with("sqlite:")).unwrap_or_else(|| panic!("{remedy}"));
+    assert!(remedy.contains(&format!("--from {url}")) && remedy.contains("with --drain"), "{remedy}");
+    let args = ["run", "--to", "file:out.ndjson", "--lease", "1", "--from", url, "--drain", "--json"];
+    assert_eq!(shop.run(&args).json()["delivered"], 2);
+    assert_eq!(shop.lines("out.ndjson").len(), 2);
 }
 
 #[test]

@@ -77,6 +77,34 @@ fn wrong_usage_is_exit_code_2() {
     }
 }
 
+/// What cannot be taken back asks, and where nobody can be asked it wants `--yes`: all of them alike.
+#[test]
+fn what_loses_something_wants_yes_where_nobody_can_be_asked() {
+    let shop = Shop::new();
+    let url = "sqlite:log.db";
+    shop.run(&["migrate", "--url", url, "--shape", "log"]).ok();
+    let event = "{\"stream\":\"s\",\"type\":\"T\",\"aggregateType\":\"A\",\"aggregateId\":\"1\"}\n";
+    shop.run_with(&["publish", "--url", url], event).ok();
+    let follow = ["run", "--from", url, "--read", "log", "--consumer", "c", "--to", "null:", "--drain"];
+    shop.run(&follow).ok();
+    let args =
+        |words: &str| -> Vec<String> { words.split(' ').chain(["--url", url]).map(str::to_owned).collect() };
+    let run = |words: &str| {
+        let args = args(words);
+        shop.run(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    // Delivering again loses nothing.
+    run("consumers seek c --earliest").ok();
+    for words in ["consumers seek c --latest", "consumers remove c", "dead discard --all"] {
+        let error = run(words).error(2);
+        assert!(error.ends_with("nothing was changed: say --yes"), "{words}: {error}");
+    }
+    assert_eq!(run("consumers lag c").ok(), "1\n", "nothing has moved");
+    for words in ["consumers seek c --latest --yes", "dead discard --all --yes", "consumers remove c --yes"] {
+        run(words).ok();
+    }
+}
+
 #[test]
 fn a_command_without_a_database_says_how_to_give_one() {
     assert_eq!(

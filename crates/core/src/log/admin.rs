@@ -51,6 +51,9 @@ pub trait LogAdmin: Send + Sync {
     /// the running total.
     async fn prune_log(&self, retention: Retention, progress: &(dyn Fn(u64) + Sync)) -> Result<Pruned>;
 
+    /// What [`LogAdmin::prune_log`] would remove, counted and left alone. The floor is the present one.
+    async fn prunable(&self, retention: Retention) -> Result<Pruned>;
+
     /// Removes what consumers remember of events that they saw longer ago than `keep`. Returns how many.
     async fn prune_inbox(&self, keep: Duration) -> Result<u64>;
 }

@@ -34,7 +34,7 @@ pub use self::{
     },
     store::{
         BEHIND_RETENTION, Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest,
-        Standing, Start, Watch, behind_retention,
+        Replay, Standing, Start, Watch, behind_retention,
     },
 };
 use self::{

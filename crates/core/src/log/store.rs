@@ -98,6 +98,28 @@ pub struct Standing {
     /// The `seq`s of its parked events beyond the offset, whatever their state: parked while an earlier event was
     /// still unsettled. The log holds them, too, and reading on must not deliver them from there.
     pub parked: Vec<i64>,
+    /// The last replay that was asked for.
+    pub replay: Option<Replay>,
+}
+
+/// What a seek to an earlier place asked for. It belongs to the consumer and stays until the next one: a takeover or a
+/// restart is no replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replay {
+    /// The database's time at the seek, in microseconds: no other replay of this log, nor of another, is likely to
+    /// have it.
+    pub id: i64,
+    /// What is behind this `seq` comes again,
+    pub after: i64,
+    /// up to this one, the last that was drawn when it was asked for. What comes later is new.
+    pub through: i64,
+}
+
+impl Replay {
+    /// The replay's id, for an event that it asked for.
+    pub fn of(&self, seq: i64) -> Option<i64> {
+        (self.after < seq && seq <= self.through).then_some(self.id)
+    }
 }
 
 /// What operators have said about a consumer.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    Changes, Fate, LogOptions, LogRow, Move, Park, ParkedRow, Standing,
+    Changes, Fate, LogOptions, LogRow, Move, Park, ParkedRow, Replay, Standing,
     plan::{Halt, Plan, Step},
 };
 use crate::{
@@ -45,6 +45,7 @@ pub(super) struct Partition {
     waiting: Map<Key, u32>,
     /// Parked before this relay took it up, and not read past yet: these do not come from the log.
     parked: BTreeSet<i64>,
+    replay: Option<Replay>,
 }
 
 impl Partition {
@@ -190,6 +191,7 @@ impl Track {
                 parked_out: BTreeSet::new(),
                 waiting: self.count(&standing.waiting),
                 parked: standing.parked.into_iter().collect(),
+                replay: standing.replay,
             };
             self.partitions.insert(standing.partition, partition);
         }
@@ -369,7 +371,9 @@ impl Track {
     }
 
     fn send(&mut self, batch: &mut Batch, row: LogRow, key: Key, attempt: u32, parked: bool) {
-        let load = self.partitions.get(&row.partition).map_or(0, |partition| partition.load);
+        let partition = self.partitions.get(&row.partition);
+        let load = partition.map_or(0, |partition| partition.load);
+        let replay = partition.and_then(|partition| partition.replay?.of(row.seq));
         let position = Position(self.next_position);
         self.next_position += 1;
         let in_flight = InFlight { seq: row.seq, partition: row.partition, load, key, attempt, parked };
@@ -381,6 +385,7 @@ impl Track {
                 attempt,
                 max_attempts: row.max_attempts,
                 lost_leases: 0,
+                replay,
             }),
             Err(BadRow { id, key, error }) => batch.rejects.push(Reject { position, id, key, error }),
         }

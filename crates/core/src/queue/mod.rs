@@ -25,7 +25,8 @@ pub use self::store::{
     BadRow, ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey, SUSPECT_AFTER,
 };
 use crate::{
-    Backlog, Batch, Delivery, Error, Limits, Order, Ownership, Position, Result, Settlement, Source, Verdict,
+    Backlog, Batch, Delivery, Error, Limits, Order, Ownership, Policy, Position, Result, Settlement, Source,
+    Verdict,
     event::MAX_PAYLOAD_BYTES,
     group::{self, EVICTED, Group, Member, Pulse},
     source::{Reject, Settled},
@@ -168,6 +169,10 @@ impl<S: QueueStore> Queue<S> {
 
 #[async_trait]
 impl<S: QueueStore> Source for Queue<S> {
+    fn accepts(&self, policy: &Policy) -> Result<()> {
+        self.shared.store.table().map_or(Ok(()), |table| table.check_attempts(policy.max_attempts))
+    }
+
     async fn open(&self) -> Result<()> {
         self.shared.store.open().await?;
         self.shared.join().await?;
@@ -494,6 +499,7 @@ impl State {
                     attempt: row.attempt,
                     max_attempts: row.max_attempts,
                     lost_leases: row.lost_leases,
+                    replay: None,
                 }),
                 Err(bad) => {
                     batch.rejects.push(Reject { position, id: bad.id, key: bad.key, error: bad.error });

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::{
     Backlog, Error, Event, Result, Verdict,
     group::{Member, Members},
+    table::TableSpec,
 };
 
 /// After so many lost leases an event is delivered alone.
@@ -21,6 +22,11 @@ pub const SUSPECT_AFTER: u32 = 3;
 /// Each is one short transaction, and safe to repeat. None stays open across a call to a sink.
 #[async_trait]
 pub trait QueueStore: Members {
+    /// The table, where it has one.
+    fn table(&self) -> Option<&TableSpec> {
+        None
+    }
+
     /// Connects and checks that the table fits its spec.
     async fn open(&self) -> Result<()>;
 

@@ -19,7 +19,7 @@ pub(super) fn verdict(
 ) -> Verdict {
     let row = Row::claimed(delivery.attempt, delivery.max_attempts);
     match outcome {
-        Outcome::Delivered => {
+        Outcome::Delivered | Outcome::Duplicate => {
             row.deliver();
             Verdict::Delivered
         }
@@ -92,7 +92,14 @@ mod tests {
     use crate::{Position, sinks::memory::sample_event};
 
     fn delivery(attempt: u32, max_attempts: Option<u32>) -> Delivery {
-        Delivery { event: sample_event(1, "k"), position: Position(1), attempt, max_attempts, lost_leases: 0 }
+        Delivery {
+            event: sample_event(1, "k"),
+            position: Position(1),
+            attempt,
+            max_attempts,
+            lost_leases: 0,
+            replay: None,
+        }
     }
 
     #[test]

@@ -151,6 +151,7 @@ mod tests {
             attempt: 1,
             max_attempts: None,
             lost_leases: 0,
+            replay: None,
         };
         Queued { delivery, lane: lanes.lane(key), ownership: Ownership::forever(), size: 10 }
     }

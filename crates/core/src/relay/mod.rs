@@ -16,7 +16,7 @@ mod lanes;
 mod policy;
 mod stats;
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
@@ -43,7 +43,7 @@ pub struct Relay {
     sink: Arc<dyn Sink>,
     policy: Policy,
     stats: Arc<Stats>,
-    name: String,
+    pub(crate) name: String,
 }
 
 impl Relay {
@@ -94,4 +94,13 @@ impl Relay {
         engine::Engine::new(self, drain).run(shutdown).await?;
         Ok(stats.summary())
     }
+}
+
+/// What a panic said, for errors that report it.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into())
 }

@@ -33,6 +33,8 @@ counters!(
     fetched,
     /// Delivered by this relay, repeats and those whose settle was refused included.
     delivered,
+    /// Of those, what the destination said that it had already: repeats that it dropped.
+    duplicates,
     /// Failed, to be tried again.
     retried,
     /// Given up on.

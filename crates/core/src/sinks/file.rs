@@ -168,6 +168,7 @@ mod tests {
             attempt: 1,
             max_attempts: None,
             lost_leases: 0,
+            replay: None,
         }
     }
 

@@ -4,4 +4,8 @@ pub mod file;
 pub mod memory;
 pub mod stdout;
 
-pub use self::{file::FileSink, memory::MemorySink, stdout::StdoutSink};
+pub use self::{
+    file::FileSink,
+    memory::MemorySink,
+    stdout::{READER_GONE, StdoutSink, reader_gone},
+};

@@ -1,14 +1,32 @@
 //! One JSON envelope a line on standard output.
 
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
 use async_trait::async_trait;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
-use crate::{Capabilities, Delivery, Error, Outcome, Sink, envelope};
+use crate::{Capabilities, Class, Delivery, Error, Outcome, Result, Sink, envelope};
+
+/// The code of the error that ends a relay whose reader has gone: an end, and no failure.
+pub const READER_GONE: &str = "reader_gone";
+
+/// The pipe was closed at its other end, as `head` does when it has enough.
+pub fn reader_gone(class: Class) -> Error {
+    Error::new(
+        class,
+        READER_GONE,
+        "nobody reads standard output any more; events that were not written stay in the outbox",
+    )
+}
 
 /// Writes envelopes to standard output. Whoever reads the pipe has the event once it was flushed there;
-/// nothing is promised beyond that.
+/// nothing is promised beyond that. When the reader closes the pipe, the relay ends.
 pub struct StdoutSink {
     out: tokio::sync::Mutex<Box<dyn AsyncWrite + Send + Unpin>>,
+    closed: AtomicBool,
 }
 
 impl StdoutSink {
@@ -19,7 +37,7 @@ impl StdoutSink {
 
     /// The same on anything else that takes bytes.
     pub fn to(out: impl AsyncWrite + Send + Unpin + 'static) -> Self {
-        Self { out: tokio::sync::Mutex::new(Box::new(out)) }
+        Self { out: tokio::sync::Mutex::new(Box::new(out)), closed: AtomicBool::new(false) }
     }
 }
 
@@ -35,6 +53,10 @@ impl Sink for StdoutSink {
         Capabilities { prefix_per_key: true, ..Capabilities::default() }
     }
 
+    async fn open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) { Err(reader_gone(Class::Permanent)) } else { Ok(()) }
+    }
+
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         let mut lines = Vec::new();
         for delivery in batch {
@@ -48,8 +70,14 @@ impl Sink for StdoutSink {
         match written {
             Ok(()) => vec![Outcome::Delivered; batch.len()],
             Err(error) => {
-                // A closed pipe is nobody reading: not this event's fault.
-                let error = Error::unavailable("stdout", format!("cannot write to standard output: {error}"));
+                // None of it is these events' fault. A permanent error here would make them dead, so the relay
+                // hears only from the next `open` that a closed pipe is for good.
+                let error = if error.kind() == io::ErrorKind::BrokenPipe {
+                    self.closed.store(true, Ordering::Relaxed);
+                    reader_gone(Class::Unavailable)
+                } else {
+                    Error::unavailable("stdout", format!("cannot write to standard output: {error}"))
+                };
                 vec![Outcome::Failed(error); batch.len()]
             }
         }

@@ -184,7 +184,7 @@ impl Source for KafkaSource {
                 may_pass(shared.away())
             })
         });
-        Ok(Backlog { unfinished: unfinished.await?, blocked: 0 })
+        Ok(Backlog { unfinished: unfinished.await?, ..Backlog::default() })
     }
 
     async fn close(&self) -> Result<()> {

@@ -422,6 +422,7 @@ fn hand_out(batch: &mut Batch, position: Position, open: &Open, event: Result<Ev
             attempt: open.attempts + 1,
             max_attempts: None,
             lost_leases: 0,
+            replay: None,
         }),
         Err(error) => {
             let Origin { place, offset, .. } = &open.origin;

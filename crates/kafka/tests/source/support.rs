@@ -94,6 +94,7 @@ pub(crate) async fn publish(brokers: &str, topic: &str, events: impl IntoIterato
             attempt: 1,
             max_attempts: None,
             lost_leases: 0,
+            replay: None,
         })
         .collect();
     for batch in deliveries.chunks(2_000) {

@@ -1,12 +1,14 @@
 //! What an operator asks: counts, lists, retries, retention. Every statement is bounded.
 
+mod prune;
 mod report;
 
-use std::time::Duration;
-
 use airtight_core::{
-    NewEvent, Published, Result,
-    admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Row as ListRow, Status, StreamStatus},
+    Error, NewEvent, Published, Result,
+    admin::{
+        Acted, Admin, BlockedKey, Detail, Filter, Finding, Prune, Removed, Row as ListRow, Status,
+        StreamStatus,
+    },
     event::MAX_PAYLOAD_BYTES,
     state::State,
     table::{Count, literal, quote},
@@ -16,13 +18,15 @@ use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgRow};
 use uuid::Uuid;
 
 pub(crate) use self::report::{away_row, relays};
-use self::report::{blocked_keys, done_counts, open_counts, unread_streams};
+use self::report::{blocked_keys, done_counts, open_counts, unexplained_counts, unread_streams};
 use crate::{
     PgOutbox,
-    columns::{Columns, EventColumns, col},
+    columns::{Columns, EventColumns, col, in_calendar},
     decode,
     error::doing,
+    fits,
     log::{admin as log, parked},
+    outbox::Conn,
 };
 
 /// How many rows one statement of retention, bulk retry or bulk discard touches.
@@ -46,7 +50,15 @@ impl Admin for PgOutbox {
             Ok(columns) => columns,
             Err(error) => return Ok(vec![Finding { fatal: true, message: error.to_string() }]),
         };
-        let mut findings = Vec::new();
+        // There may be one connection only.
+        conn.commit().await?;
+        let mut findings = fits::findings(self, &columns, Some(&columns.status)).await?;
+        if findings.iter().any(|finding| finding.fatal) {
+            return Ok(findings);
+        }
+        let unexplained = if columns.is_fast() { None } else { fits::unexplained(self, &columns).await? };
+        findings.extend(unexplained.map(|message| Finding { fatal: false, message }));
+        let mut conn = self.acquire().await?;
         let mut note = |message: String| findings.push(Finding { fatal: false, message });
         if columns.spec.seq.is_none() {
             note(format!(
@@ -85,10 +97,21 @@ impl Admin for PgOutbox {
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
         let mut streams = open_counts(self, &mut conn, &c).await?;
-        for (stream, done) in done_counts(self, &mut conn, &c).await? {
-            match streams.iter_mut().find(|status| status.stream == stream) {
-                Some(status) => status.done = done,
-                None => streams.push(StreamStatus { stream, done, ..StreamStatus::default() }),
+        let done = done_counts(self, &mut conn, &c).await?.into_iter();
+        let unexplained = unexplained_counts(self, &mut conn, &c).await?.into_iter();
+        let rest = done.map(|(stream, done)| StreamStatus { stream, done, ..StreamStatus::default() });
+        let rest = rest.chain(unexplained.map(|(stream, unexplained)| StreamStatus {
+            stream,
+            unexplained,
+            ..StreamStatus::default()
+        }));
+        for more in rest {
+            match streams.iter_mut().find(|status| status.stream == more.stream) {
+                Some(status) => {
+                    status.done += more.done;
+                    status.unexplained += more.unexplained;
+                }
+                None => streams.push(more),
             }
         }
         streams.sort_by(|left, right| left.stream.cmp(&right.stream));
@@ -135,7 +158,7 @@ impl Admin for PgOutbox {
         }
         let mut conn = self.acquire().await?;
         let c = Columns::load(self, &mut conn).await?;
-        let Some(matches) = matching(&c, id) else { return Ok(None) };
+        let Some(matches) = matching(self, &mut conn, &c, id).await? else { return Ok(None) };
         let sql = format!(
             "SELECT {}, {} FROM {} t {} WHERE {matches} LIMIT 1",
             list_columns(&c),
@@ -185,26 +208,12 @@ impl Admin for PgOutbox {
         self.act_on_dead(filter, discard_statement).await
     }
 
-    async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+    async fn prune(&self, what: Prune, progress: &(dyn Fn(u64) + Sync)) -> Result<Removed> {
         // A log knows no done events; its retention is `LogAdmin::prune_log`.
         if self.is_log() {
-            return Ok(0);
+            return Ok(Removed::default());
         }
-        let mut conn = self.acquire().await?;
-        let c = Columns::load(self, &mut conn).await?;
-        conn.commit().await?;
-        let mut total = 0;
-        let mut after: Option<i64> = None;
-        loop {
-            let (deleted, window) = self.prune_some(&c, keep, after).await?;
-            total += deleted;
-            progress(total);
-            match window {
-                Window::More(seq) => after = Some(seq),
-                Window::Again if deleted > 0 => {}
-                Window::Again | Window::End => return Ok(total),
-            }
-        }
+        prune::prune(self, what, progress).await
     }
 
     async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>> {
@@ -219,21 +228,12 @@ impl Admin for PgOutbox {
     }
 }
 
-enum Window {
-    /// There are further rows after this seq.
-    More(i64),
-    /// Ask the same again, as long as that deletes something.
-    Again,
-    /// Nothing older is left.
-    End,
-}
-
 impl PgOutbox {
     /// Acts on one event if its state allows it.
     async fn act_on(&self, id: &str, statement: fn(&Columns, &str) -> String) -> Result<Acted> {
         let mut conn = self.begin().await?;
         let c = Columns::load(self, &mut conn).await?;
-        let Some(matches) = matching(&c, id) else { return Ok(Acted::NotFound) };
+        let Some(matches) = matching(self, &mut conn, &c, id).await? else { return Ok(Acted::NotFound) };
         let target = format!(
             "SELECT {} AS identity, {} AS state FROM {} t {} WHERE {matches} LIMIT 1 FOR UPDATE OF t",
             c.identity(),
@@ -243,7 +243,7 @@ impl PgOutbox {
         );
         // Twice: the first waits for a claim or a settle under way, but sees the side table as it was before;
         // the second, with the row locked, sees it as it is.
-        let mut state: Option<String> = None;
+        let mut state: Option<Option<String>> = None;
         for _ in 0..2 {
             state = sqlx::query_scalar(AssertSqlSafe(format!("SELECT state FROM ({target}) AS target")))
                 .persistent(!self.pooled)
@@ -253,8 +253,8 @@ impl PgOutbox {
                 .map_err(doing("reading the event"))?;
         }
         let Some(state) = state else { return Ok(Acted::NotFound) };
-        // A word that nobody knows waits for a person, like a dead one.
-        let state = State::parse(&state).unwrap_or(State::Dead);
+        // A word that nobody knows waits for a person, like a dead one, and so does none.
+        let state = state.and_then(|word| State::parse(&word)).unwrap_or(State::Dead);
         if !state.can_retry() {
             return Ok(Acted::Refused(state));
         }
@@ -298,55 +298,6 @@ impl PgOutbox {
                 return Ok(total);
             }
         }
-    }
-
-    /// Deletes one chunk of done events.
-    ///
-    /// With an ascending column the table is walked along it, window by window, to the first window that was
-    /// written after the deadline: no index on the time of finishing is needed, which every delivery would
-    /// have to maintain.
-    async fn prune_some(&self, c: &Columns, keep: Duration, after: Option<i64>) -> Result<(u64, Window)> {
-        let failed = doing("pruning");
-        let old = format!("{} < now() - make_interval(secs => $1)", c.finished_at());
-        let done = c.is(&c.status.done);
-        let mut conn = self.acquire().await?;
-        let walk = c.spec.seq.as_ref().filter(|seq| c.is_integer(seq) && c.spec.created_at.is_some());
-        let Some(seq) = walk.map(|seq| col(seq)) else {
-            let sql = format!(
-                "DELETE FROM {table} t WHERE {id} = ANY(ARRAY(SELECT {id} FROM {table} t WHERE {done} AND {old} \
-                 LIMIT {CHUNK} FOR UPDATE SKIP LOCKED))",
-                table = c.table,
-                id = c.identity()
-            );
-            let query = sqlx::query(AssertSqlSafe(sql)).persistent(!self.pooled).bind(keep.as_secs_f64());
-            let deleted = query.execute(conn.get()).await.map_err(&failed)?.rows_affected();
-            conn.commit().await?;
-            return Ok((deleted, Window::Again));
-        };
-        let sql = format!(
-            "WITH slice AS MATERIALIZED (SELECT {seq} AS seq, {created} AS created FROM {table} t \
-               WHERE {seq} > $2 ORDER BY {seq} LIMIT {CHUNK}), \
-             gone AS (DELETE FROM {table} t WHERE {seq} = ANY(ARRAY(SELECT t2.seq FROM (SELECT {seq} AS seq FROM {table} t \
-               WHERE {seq} > $2 AND {seq} <= (SELECT max(seq) FROM slice) AND {done} AND {old} \
-               FOR UPDATE SKIP LOCKED) AS t2)) RETURNING 1) \
-             SELECT (SELECT count(*) FROM gone) AS deleted, max(seq) AS last, \
-               coalesce(bool_or(created < now() - make_interval(secs => $1)), false) AS any_old FROM slice",
-            table = c.table,
-            created = c.created_at(),
-        );
-        let row = sqlx::query(AssertSqlSafe(sql))
-            .persistent(!self.pooled)
-            .bind(keep.as_secs_f64())
-            .bind(after.unwrap_or(i64::MIN))
-            .fetch_one(conn.get())
-            .await
-            .map_err(&failed)?;
-        conn.commit().await?;
-        let deleted: i64 = row.try_get("deleted").map_err(&failed)?;
-        let last: Option<i64> = row.try_get("last").map_err(&failed)?;
-        let any_old: bool = row.try_get("any_old").map_err(&failed)?;
-        let window = last.filter(|_| any_old).map_or(Window::End, Window::More);
-        Ok((deleted.unsigned_abs(), window))
     }
 }
 
@@ -392,36 +343,79 @@ fn forget_side(c: &Columns) -> String {
     )
 }
 
-/// The condition that finds an event by what an operator typed; none if it cannot be one.
-pub(crate) fn matching(c: &EventColumns, id: &str) -> Option<String> {
+/// The condition that finds an event by what an operator typed; none if there is no such event.
+pub(crate) async fn matching(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &EventColumns,
+    id: &str,
+) -> Result<Option<String>> {
+    for condition in conditions(c, id) {
+        let sql =
+            format!("SELECT count(*) FROM (SELECT FROM {} t WHERE {condition} LIMIT 2) AS found", c.table);
+        let found: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(id)
+            .fetch_one(conn.get())
+            .await
+            .map_err(doing("looking for the event"))?;
+        if found > 1 && c.spec.seq.is_none() && condition.contains("extract(") {
+            return Err(Error::permanent(
+                "ambiguous",
+                format!("several events were written at {id}, which stands for their time: give an id"),
+            ));
+        }
+        if found > 0 {
+            return Ok(Some(condition));
+        }
+    }
+    Ok(None)
+}
+
+/// What may find it, the id first.
+fn conditions(c: &EventColumns, id: &str) -> Vec<String> {
     let mut conditions = Vec::new();
     let number = id.parse::<i64>().is_ok();
     let column = &c.spec.id;
-    if c.is_uuid(column) {
-        if Uuid::parse_str(id).is_ok() {
-            conditions.push(format!("{} = $1::text::uuid", col(column)));
-        }
-    } else if c.is_integer(column) {
-        if number {
+    match c.type_of(column) {
+        "uuid" if Uuid::parse_str(id).is_ok() => conditions.push(format!("{} = $1::text::uuid", col(column))),
+        "bigint" | "integer" | "smallint" if number => {
             conditions.push(format!("{} = $1::text::bigint", col(column)));
         }
-    } else {
-        conditions.push(format!("{} = $1::text", col(column)));
+        "uuid" | "bigint" | "integer" | "smallint" => {}
+        "text" | "character varying" | "bpchar" | "citext" => {
+            conditions.push(format!("{} = $1::text", col(column)));
+        }
+        _ => conditions.push(format!("{}::text = $1::text", col(column))),
     }
-    if let Some(seq) = c.spec.seq.as_ref().filter(|seq| number && *seq != column) {
-        conditions.push(format!("{} = $1::text::bigint", col(seq)));
+    match &c.spec.seq {
+        Some(seq) if number && seq != column => {
+            conditions.push(format!("{} = $1::text::bigint", col(seq)));
+        }
+        // What lists show in its place, which no index has.
+        None if number && c.spec.created_at.is_some() => {
+            conditions.push(format!("{} = $1::text::bigint", c.seq()));
+        }
+        _ => {}
     }
-    (!conditions.is_empty()).then(|| format!("({})", conditions.join(" OR ")))
+    conditions
 }
 
 fn list_columns(c: &Columns) -> String {
     let attempts = c.attempts();
     let retry = c.next_retry_at();
+    // Only airtight's own table marks what is held; elsewhere that is a time for ever.
+    let (held, shown) = match c.is_fast() {
+        true => (
+            format!("coalesce({retry} = 'infinity', false)"),
+            format!("CASE WHEN {retry} < 'infinity' THEN {} END", in_calendar(&retry)),
+        ),
+        false => ("false".into(), in_calendar(&retry)),
+    };
     format!(
-        "{} AS l_seq, {}::text AS l_id, {} AS l_stream, {} AS l_type, {} AS l_aggregate_type, {} AS l_aggregate_id, \
+        "coalesce({}, 0) AS l_seq, {}::text AS l_id, {} AS l_stream, {} AS l_type, {} AS l_aggregate_type, {} AS l_aggregate_id, \
          coalesce({}, '') AS l_state, ({attempts})::int AS l_attempts, ({})::int AS l_lost, \
-         CASE WHEN isfinite({retry}) THEN {retry} END AS l_retry, \
-         coalesce(NOT isfinite({retry}), false) AS l_held, \
+         {shown} AS l_retry, {held} AS l_held, \
          {}::text AS l_code, {}::text AS l_message, {} AS l_created",
         c.seq(),
         col(&c.spec.id),
@@ -439,20 +433,22 @@ fn list_columns(c: &Columns) -> String {
 
 pub(crate) fn list_row(row: &PgRow) -> Result<ListRow> {
     let number = |value: i32| u32::try_from(value).unwrap_or(0);
+    // A list shows what is there, or one bad row would hide all others.
+    let text = |column: &str| Ok::<String, Error>(decode::lossy(row, column)?.unwrap_or_default());
     Ok(ListRow {
         seq: decode::get(row, "l_seq")?,
-        id: decode::get(row, "l_id")?,
-        stream: decode::get(row, "l_stream")?,
-        event_type: decode::get(row, "l_type")?,
-        aggregate_type: decode::get(row, "l_aggregate_type")?,
-        aggregate_id: decode::get(row, "l_aggregate_id")?,
-        state: decode::get(row, "l_state")?,
+        id: text("l_id")?,
+        stream: text("l_stream")?,
+        event_type: text("l_type")?,
+        aggregate_type: text("l_aggregate_type")?,
+        aggregate_id: text("l_aggregate_id")?,
+        state: text("l_state")?,
         attempts: number(decode::get(row, "l_attempts")?),
         lost_leases: number(decode::get(row, "l_lost")?),
         next_retry_at: decode::get(row, "l_retry")?,
         held: decode::get(row, "l_held")?,
-        error_code: decode::get(row, "l_code")?,
-        error_message: decode::get(row, "l_message")?,
+        error_code: decode::lossy(row, "l_code")?,
+        error_message: decode::lossy(row, "l_message")?,
         created_at: decode::get(row, "l_created")?,
     })
 }
@@ -474,7 +470,7 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, c: &Columns, filter: &Filter)
         (&filter.stream, c.field(&c.spec.stream)),
         (&filter.event_type, c.field(&c.spec.event_type)),
         (&filter.aggregate_id, c.key()),
-        (&filter.error_code, c.error_code()),
+        (&filter.error_code, format!("{}::text", c.error_code())),
     ];
     for (value, column) in texts {
         if let Some(value) = value {

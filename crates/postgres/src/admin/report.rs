@@ -27,7 +27,8 @@ pub(super) async fn open_counts(
            count(*) FILTER (WHERE state = 'processing') AS processing, \
            count(*) FILTER (WHERE state = 'unknown') AS unknown, \
            count(*) FILTER (WHERE state NOT IN ('pending', 'processing', 'unknown')) AS dead, \
-           extract(epoch FROM now() - min(created) FILTER (WHERE state IN ('pending', 'processing')))::float8 AS oldest \
+           greatest(extract(epoch FROM now() - min(created) FILTER (WHERE state IN ('pending', 'processing'))), 0)::float8 \
+             AS oldest, count(created) FILTER (WHERE state IN ('pending', 'processing')) > 0 AS aged \
          FROM (SELECT {stream} AS stream, {state} AS state, {waits} AS waits, \
              {created} AS created FROM {table} t {side} WHERE {open} \
            UNION ALL SELECT {stream}, {state}, false, {created} FROM {table} t {side} WHERE {dead}) AS open \
@@ -55,6 +56,7 @@ pub(super) async fn open_counts(
         .map(|row| {
             let count =
                 |name: &str| Ok::<u64, airtight_core::Error>(decode::get::<i64>(row, name)?.unsigned_abs());
+            let aged: bool = decode::get(row, "aged")?;
             Ok(StreamStatus {
                 stream: decode::get(row, "stream")?,
                 pending: count("pending")?,
@@ -63,7 +65,8 @@ pub(super) async fn open_counts(
                 done: 0,
                 dead: count("dead")?,
                 unknown: count("unknown")?,
-                oldest_pending_seconds: decode::get(row, "oldest")?,
+                unexplained: 0,
+                oldest_pending_seconds: decode::get::<Option<f64>>(row, "oldest")?.filter(|_| aged),
             })
         })
         .collect()
@@ -113,6 +116,30 @@ pub(super) async fn done_counts(
         .fetch_all(conn.get())
         .await
         .map_err(doing("counting done events"))?;
+    Ok(rows.into_iter().map(|(stream, count)| (stream, count.unsigned_abs())).collect())
+}
+
+/// Rows that no other count has.
+pub(super) async fn unexplained_counts(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &Columns,
+) -> Result<Vec<(String, u64)>> {
+    // airtight's own table takes no other words.
+    if c.is_fast() {
+        return Ok(Vec::new());
+    }
+    let sql = format!(
+        "SELECT {}, count(*) FROM {} t WHERE {} GROUP BY 1",
+        c.label(&c.spec.stream),
+        c.table,
+        c.is_unexplained()
+    );
+    let rows: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .fetch_all(conn.get())
+        .await
+        .map_err(doing("counting rows that no role explains"))?;
     Ok(rows.into_iter().map(|(stream, count)| (stream, count.unsigned_abs())).collect())
 }
 

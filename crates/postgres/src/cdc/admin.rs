@@ -10,8 +10,17 @@ use airtight_core::{
 };
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{CdcOptions, Endpoint, slot, state};
-use crate::{PgOutbox, columns::EventColumns, error::doing, members};
+use super::{
+    CdcOptions, Endpoint,
+    publication::{self, Publication, Reader},
+    slot, state,
+};
+use crate::{
+    PgOutbox,
+    columns::{Columns, EventColumns},
+    error::doing,
+    members,
+};
 
 /// A reader whose relay has said so recently has nothing before it.
 const RECENT: &str = "interval '30 s'";
@@ -92,7 +101,8 @@ impl PgOutbox {
     /// has. What is parked stays. For a slot that was lost, moved or made anew.
     pub async fn recover_reader(&self, name: &str) -> Result<()> {
         let sql = format!(
-            "UPDATE {} SET phase = 'new', lsn = NULL, system = NULL, timeline = NULL, idle_at = NULL WHERE outbox = $1 AND name = $2",
+            "UPDATE {} SET phase = 'new', lsn = NULL, system = NULL, timeline = NULL, idle_at = NULL, published = NULL \
+             WHERE outbox = $1 AND name = $2",
             self.own("slot")
         );
         self.end_reader(name, &[sql], true).await
@@ -212,23 +222,40 @@ impl PgOutbox {
             }
         };
         let name = options.log.consumer.as_str();
-        match slot::check_publication(self, &c, &options.publication).await? {
-            slot::Publication::Fits => {}
-            slot::Publication::Unfit(error) => fatal(error),
-            slot::Publication::Missing => findings.push(Finding {
+        let mut conn = self.acquire().await?;
+        let stored = state::load_in(self, &mut conn, &c, name).await?;
+        conn.commit().await?;
+        let contents = publication::contents(&c, &options.publication, slot::server_version(self).await?);
+        let open = if options.mark && self.spec.status.is_some() {
+            let mut conn = self.acquire().await?;
+            let marks = Columns::load(self, &mut conn).await?;
+            conn.commit().await?;
+            marks.is_open()
+        } else {
+            "true".into()
+        };
+        let publication = options.publication.as_str();
+        let reader = Reader { outbox: self, columns: &c, name, publication, contents: &contents, open };
+        let positioned = stored.as_ref().filter(|stored| stored.has_position());
+        match (positioned, publication::check(self, &c, &options.publication).await?) {
+            (Some(stored), _) => {
+                if let Err(error) = reader.judge(stored).await {
+                    fatal(error);
+                }
+            }
+            (None, Publication::Fits) => {}
+            (None, Publication::Unfit(unfit)) => fatal(unfit.error()),
+            (None, Publication::Missing) => findings.push(Finding {
                 fatal: false,
                 message: format!(
                     "the publication `{}` is made at the first start: {}",
                     options.publication,
-                    slot::create_publication(&c, &options.publication)
+                    publication::create(&c, &options.publication)
                 ),
             }),
         }
         let found = slot::find(self, name).await?;
         if let Some(server) = server {
-            let mut conn = self.acquire().await?;
-            let stored = state::load_in(self, &mut conn, &c, name).await?;
-            conn.commit().await?;
             let has_marks =
                 options.mark && self.spec.status.is_some() && options.snapshot != super::Snapshot::Never;
             if let Some(stored) = stored

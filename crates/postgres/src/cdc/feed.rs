@@ -133,8 +133,7 @@ impl Feed {
                 "diverged",
                 format!(
                     "the stream now has a transaction at {at} where it had one at {open}: this server is not a \
-                     continuation of the one that was read before. Check which events are missing, then \
-                     `airtight cdc recover`"
+                     continuation of the one that was read before"
                 ),
             ));
         }

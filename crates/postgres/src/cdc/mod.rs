@@ -14,8 +14,8 @@
 //! | `wire` | a connection that can replicate |
 //! | `pgoutput`, `values`, `row`, `emitted` | from messages of the WAL to events |
 //! | `feed` | what was read and is not settled |
-//! | `slot` | the publication, the slot, and what is wrong with them |
-//! | `session` | one connection's worth of reading |
+//! | `slot`, `publication` | the slot and the publication, and what is wrong with them |
+//! | `session`, `first`, `health` | one connection's worth of reading, a reader's first one, and what is looked at meanwhile |
 //! | `place` | settling: what is written, and when |
 //! | `state` | the statements behind it |
 //! | `emit` | events without a table, from Rust |
@@ -29,28 +29,32 @@ mod drift;
 mod emit;
 mod emitted;
 mod feed;
+mod first;
+mod health;
 mod lsn;
+mod options;
 mod parked_row;
 mod pgoutput;
 mod place;
+mod publication;
 mod row;
 mod session;
 mod slot;
 mod state;
 mod values;
+
 mod wire;
 
 use std::{
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use airtight_core::{
-    Backlog, Error, Result,
+    Backlog, Backoff, Error, Result,
     group::{CDC_GROUP, Member, Members, Pulse},
     log::{Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::{BadRow, RowClaim},
@@ -63,110 +67,29 @@ use tokio::{
     task::JoinHandle,
 };
 
-pub use self::lsn::Lsn;
 use self::{
     feed::{Boundary, Feed, Raw},
     place::Place,
+    publication::Reader,
     row::{Context, Mapping},
     session::Session,
     slot::Server,
     wire::Endpoint,
 };
+pub use self::{
+    lsn::Lsn,
+    options::{CdcOptions, Snapshot},
+};
 use crate::{
     PgOutbox,
     columns::{Columns, EventColumns},
     error::doing,
-    log, members,
+    fits, log, members,
 };
 
-/// How an outbox is followed through the WAL.
-#[derive(Clone, PartialEq, Eq)]
-pub struct CdcOptions {
-    /// What it has in common with a log's consumer; its name is the slot's.
-    pub log: LogOptions,
-    /// The publication; made if it is not there.
-    pub publication: String,
-    /// Whether what is in the table already is delivered first.
-    pub snapshot: Snapshot,
-    /// Whether delivered rows get the table's word for it, where it has a status.
-    pub mark: bool,
-    /// The prefix of logical messages that are delivered, too; none for none.
-    pub messages: Option<String>,
-    /// How many bytes may be read ahead of what is settled.
-    pub buffer_bytes: usize,
-    /// Whether events carry their row ([`airtight_core::Event::row`]).
-    pub keep_row: bool,
-    /// Whether the slot is kept on standbys, too, where the server can (PostgreSQL 17).
-    pub failover: bool,
-    /// Where to replicate from, if not where the pool connects to: a pooler cannot replicate.
-    pub url: Option<String>,
-}
-
-/// Whether what is in the table already is delivered before what is in the WAL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Snapshot {
-    /// At the reader's first start, also when the slot was there before: nothing is left out, some may come twice.
-    #[default]
-    Initial,
-    /// Only if the slot is new. One that was there before is read on from where it stands: somebody else has delivered
-    /// what is before that.
-    NewSlot,
-    /// Never: only what is committed from the slot's place on.
-    Never,
-}
-
-impl fmt::Debug for CdcOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The URL may hold a password.
-        let Self { log, publication, snapshot, mark, messages, buffer_bytes, keep_row, failover, url: _ } =
-            self;
-        f.debug_struct("CdcOptions")
-            .field("log", log)
-            .field("publication", publication)
-            .field("snapshot", snapshot)
-            .field("mark", mark)
-            .field("messages", messages)
-            .field("buffer_bytes", buffer_bytes)
-            .field("keep_row", keep_row)
-            .field("failover", failover)
-            .finish_non_exhaustive()
-    }
-}
-
-impl CdcOptions {
-    /// The defaults for a slot of this name.
-    pub fn slot(name: impl Into<String>) -> Self {
-        let name = name.into();
-        Self {
-            publication: name.clone(),
-            log: LogOptions { group: CDC_GROUP, ..LogOptions::consumer(name) },
-            snapshot: Snapshot::Initial,
-            mark: true,
-            messages: Some("airtight".into()),
-            buffer_bytes: 8 << 20,
-            keep_row: false,
-            failover: true,
-            url: None,
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        let name = &self.log.consumer;
-        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        if name.is_empty() || name.len() > 63 || !name.chars().all(fits) {
-            return Err(Error::permanent(
-                "bad_name",
-                format!(
-                    "a slot's name has 1 to 63 lower-case letters, digits and underscores, `{name}` does not"
-                ),
-            ));
-        }
-        if self.publication.is_empty() || self.publication.len() > 63 {
-            return Err(Error::permanent("bad_name", "a publication's name has 1 to 63 bytes"));
-        }
-        Ok(())
-    }
-}
+/// Waits between sessions that come to nothing.
+const AGAIN: Backoff =
+    Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
 
 impl PgOutbox {
     /// The outbox followed through the WAL: a source for a relay.
@@ -207,6 +130,8 @@ struct Shared {
     endpoint: Endpoint,
     columns: OnceLock<EventColumns>,
     marks: OnceLock<Option<Columns>>,
+    /// See [`publication::contents`].
+    contents: OnceLock<String>,
     feed: Mutex<Feed>,
     life: Mutex<Life>,
     place: tokio::sync::Mutex<Place>,
@@ -218,10 +143,16 @@ struct Shared {
     pending: Notify,
     /// The server is to be asked how far it is.
     ask: Notify,
+    /// The publication is to be looked at.
+    look: Notify,
     /// What is stored, and may be acknowledged.
     acked: watch::Sender<Lsn>,
     /// Numbers are to be given anew: nothing is read until the partition was taken up again.
     renew: AtomicBool,
+    /// How many sessions in a row have ended before they had the stream.
+    failures: AtomicU32,
+    /// The server shuts down, and no session has begun since.
+    going_down: AtomicBool,
 }
 
 /// Where a reader is since this relay took it over.
@@ -262,6 +193,28 @@ impl Shared {
 
     fn columns(&self) -> Result<&EventColumns> {
         self.columns.get().ok_or_else(|| Error::permanent("not_open", "the reader was not opened"))
+    }
+
+    fn contents(&self) -> Result<&str> {
+        let contents = self.contents.get().map(String::as_str);
+        contents.ok_or_else(|| Error::permanent("not_open", "the reader was not opened"))
+    }
+
+    fn reader<'a>(&'a self, name: &'a str) -> Result<Reader<'a>> {
+        Ok(Reader {
+            outbox: &self.outbox,
+            columns: self.columns()?,
+            name,
+            publication: &self.options.publication,
+            contents: self.contents()?,
+            open: self.marks().map_or_else(|| "true".into(), |marks| marks.is_open()),
+        })
+    }
+
+    /// Refuses a publication that may have left something out since the position was stored.
+    async fn verify(&self, name: &str) -> Result<()> {
+        let stored = state::load(&self.outbox, self.columns()?, name).await?;
+        if stored.has_position() { self.reader(name)?.verify(&stored).await } else { Ok(()) }
     }
 
     /// The status column of the table, where rows are marked.
@@ -365,6 +318,7 @@ impl PgCdc {
             endpoint,
             columns: OnceLock::new(),
             marks: OnceLock::new(),
+            contents: OnceLock::new(),
             feed: Mutex::default(),
             life: Mutex::default(),
             place: tokio::sync::Mutex::default(),
@@ -372,8 +326,11 @@ impl PgCdc {
             room: Notify::new(),
             pending: Notify::new(),
             ask: Notify::new(),
+            look: Notify::new(),
             acked: watch::Sender::new(Lsn(0)),
             renew: AtomicBool::new(false),
+            failures: AtomicU32::new(0),
+            going_down: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared), running: Mutex::new(None), target: Mutex::new(None) }
     }
@@ -400,7 +357,9 @@ impl PgCdc {
         let session = Session::new(shared.clone(), member.clone(), epoch);
         let reading = tokio::spawn(async move {
             let error = session.run().await;
-            shared.life().ended = Some(error);
+            // Whoever asks next waits for so long, so that a wrong password is not tried several times a second.
+            let failures = shared.failures.fetch_add(1, Ordering::AcqRel) + 1;
+            shared.life().ended = Some(error.with_retry_after(AGAIN.after(failures)));
             shared.arrived.notify_one();
         });
         let keeping = tokio::spawn(place::keep(self.shared.clone(), member.clone()));
@@ -469,11 +428,18 @@ impl LogStore for PgCdc {
             None
         };
         conn.commit().await?;
+        fits::at_start(&shared.outbox, &columns, marks.as_ref().map(|marks| &marks.status)).await?;
         slot::check_server(&shared.outbox, &shared.endpoint).await?;
-        slot::ensure_publication(&shared.outbox, &columns, &shared.options.publication).await?;
+        let version = slot::server_version(&shared.outbox).await?;
+        let contents = publication::contents(&columns, &shared.options.publication, version);
         // Opening again after a failure further on finds these set already.
-        let _ = (shared.columns.set(columns), shared.marks.set(marks));
-        Ok(())
+        let _ = (shared.columns.set(columns), shared.marks.set(marks), shared.contents.set(contents));
+        let name = shared.options.log.consumer.as_str();
+        let mut conn = shared.outbox.acquire().await?;
+        let stored = state::load_in(&shared.outbox, &mut conn, shared.columns()?, name).await?;
+        conn.commit().await?;
+        let has_slot = slot::find(&shared.outbox, name).await?.is_some();
+        publication::refuse(&shared.reader(name)?, stored.as_ref(), has_slot).await
     }
 
     async fn attach(&self, member: &Member, _start: Start) -> Result<()> {
@@ -610,7 +576,7 @@ impl LogStore for PgCdc {
         if ahead == 0 && is_read {
             *self.target.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        Ok(Backlog { unfinished: ahead + u64::from(!is_read) + waiting, blocked })
+        Ok(Backlog { unfinished: ahead + u64::from(!is_read) + waiting, blocked, ..Backlog::default() })
     }
 
     async fn wait(&self, at_most: Duration) {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use airtight_core::{
-    Error, Result,
+    Backoff, Error, Result,
     event::MAX_PAYLOAD_BYTES,
     group::Member,
     log::{Changes, Fate, LogRow, Park, Standing},
@@ -21,7 +21,7 @@ use airtight_core::{
 use super::{
     Lsn, Shared,
     feed::Boundary,
-    state::{self, Parking, Write},
+    state::{self, Parking, Write, Written},
 };
 
 /// How long moves are gathered.
@@ -39,6 +39,10 @@ const QUIET: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether a commit is visible, and for how long.
 const VISIBLE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(30));
+
+/// Waits between tries to write in the background.
+const AGAIN: Backoff =
+    Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
 
 /// Where a reader is.
 #[derive(Debug)]
@@ -194,6 +198,7 @@ pub(super) async fn flush(shared: &Shared, member: &Member) -> Result<()> {
 
 /// Writes in the background, for as long as the session lasts.
 pub(super) async fn keep(shared: Arc<Shared>, member: Member) {
+    let mut failures = 0;
     loop {
         tokio::select! {
             () = shared.pending.notified() => tokio::time::sleep(GATHER).await,
@@ -218,10 +223,19 @@ pub(super) async fn keep(shared: Arc<Shared>, member: Member) {
             }
             Ok(true)
         };
-        if let Err(error) = written.await {
-            // What was gathered is still there.
-            tracing::warn!(slot = member.consumer(), %error, "could not store the position; trying again");
-            shared.pending.notify_one();
+        match written.await {
+            Ok(_) => failures = 0,
+            Err(error) => {
+                // What was gathered is still there.
+                failures += 1;
+                let wait = AGAIN.after(failures);
+                tracing::warn!(
+                    slot = member.consumer(), code = error.code(), %error,
+                    "could not store the position; trying again in {wait:.1?}"
+                );
+                tokio::time::sleep(wait).await;
+                shared.pending.notify_one();
+            }
         }
     }
 }
@@ -268,18 +282,31 @@ async fn write(
         delivered: &delivered,
         dead,
         changes,
+        contents: shared.contents()?,
     };
     if !delivered.is_empty() || !write.dead.is_empty() {
         let transactions = shared.feed().transactions(place.stored, to);
         wait_for(shared, transactions).await?;
     }
     place.tried = place.tried.max(Some(to));
-    let accepted = state::write(&shared.outbox, c, shared.marks(), member, &write).await?;
+    let written = state::write(&shared.outbox, c, shared.marks(), member, &write).await?;
     place.written_at = Instant::now();
-    if !accepted {
-        place.fenced = true;
-        shared.arrived.notify_one();
-        return Ok(false);
+    match written {
+        Written::Stored => {}
+        Written::Fenced => {
+            place.fenced = true;
+            shared.arrived.notify_one();
+            return Ok(false);
+        }
+        Written::Changed => {
+            // Said by the session, too, which then ends: there may be nothing left to settle.
+            shared.look.notify_one();
+            shared.verify(member.consumer()).await?;
+            return Err(Error::retryable(
+                "publication_changed",
+                "the publication was changed, though nothing is missing for that; storing the position again",
+            ));
+        }
     }
     if let Some(step) = step {
         place.pass(step);

@@ -1,21 +1,22 @@
-//! One connection's worth of reading: the slot, the table's rows at first, then the stream.
+//! One connection's worth of reading: the slot, the table's rows at first (`first`), then the stream.
 //!
 //! It fills the [`Feed`] as far as its bytes allow and stops reading then, so that the rest waits in the server's own
 //! files. Meanwhile it goes on telling the server, by a timer, that it is there and how far everything is settled.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
-
-use airtight_core::{
-    Class, Error, Result, SourceColumn,
-    group::Member,
-    table::{literal, quote},
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
 };
+
+use airtight_core::{Class, Error, Result, SourceColumn, group::Member, table::quote};
 use bytes::{Buf, Bytes};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{
     Lsn, Shared, Snapshot,
-    feed::{Boundary, Feed, Raw},
+    feed::{Feed, Raw},
+    health,
     pgoutput::{self, Message, Relation},
     row::Mapping,
     slot::{self, Server, Slot},
@@ -34,9 +35,6 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// How long a connection of a relay that is gone may hold on to the slot.
 const HANDOVER: Duration = Duration::from_secs(30);
 
-/// How many rows of the table are fetched at once: at most, and while nothing is known of their size.
-const FETCH: (usize, usize) = (500, 10);
-
 /// Between two looks at something that takes its time.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -51,31 +49,50 @@ enum Known {
 }
 
 pub(super) struct Session {
-    shared: Arc<Shared>,
-    member: Member,
-    epoch: i64,
-    version: i32,
+    pub(super) shared: Arc<Shared>,
+    pub(super) member: Member,
+    pub(super) epoch: i64,
+    pub(super) version: i32,
+    /// When the stream last said something, or was not asked to.
+    heard: Mutex<Instant>,
 }
 
 impl Session {
     pub(super) fn new(shared: Arc<Shared>, member: Member, epoch: i64) -> Self {
-        Self { shared, member, epoch, version: 0 }
+        Self { shared, member, epoch, version: 0, heard: Mutex::new(Instant::now()) }
     }
 
-    fn name(&self) -> &str {
+    /// For how long nothing came, though the server was asked.
+    pub(super) fn silence(&self) -> Duration {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    fn hear(&self) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    pub(super) fn name(&self) -> &str {
         self.member.consumer()
     }
 
     /// Reads until something goes wrong.
     pub(super) async fn run(mut self) -> Error {
-        match self.read().await {
+        let error = match self.read().await {
             Ok(never) => match never {},
             Err(error) => error,
+        };
+        if !health::is_going_down(&error) {
+            return error;
         }
+        // What this process holds must not keep the server up.
+        health::let_go(&self.shared);
+        let message = format!("{error}. Reading goes on when the server is back");
+        Error::retryable("shutting_down", message)
     }
 
     async fn read(&mut self) -> Result<std::convert::Infallible> {
         let mut wire = Wire::connect_for_replication(&self.shared.endpoint).await?;
+        self.shared.going_down.store(false, Ordering::Release);
         let server = slot::identify(&mut wire).await?;
         self.version = slot::server_version(&self.shared.outbox).await?;
         let begun = self.shared.timeline(&server)?;
@@ -98,9 +115,25 @@ impl Session {
         })?;
         // From here on nobody else can touch it, so that what is seen now is what is read.
         self.check_gap(slot::find(&self.shared.outbox, self.name()).await?.as_ref(), &server).await?;
+        self.shared.failures.store(0, Ordering::Release);
         tracing::info!(slot = self.name(), from = %from.lsn, "streaming");
-        let error = self.stream(&mut wire).await;
+        self.hear();
+        let pid = wire.pid();
+        let error = tokio::select! {
+            error = self.stream(&mut wire) => error,
+            error = self.watch(pid) => error,
+        };
         wire.close().await;
+        if error.code() == "diverged" {
+            let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
+            let stored = state::load(outbox, c, self.name()).await?;
+            let advice = slot::recovery(outbox, c, self.name(), &stored).await;
+            return Err(Error::permanent("diverged", format!("{error}. {advice}")));
+        }
+        if error.class() == Class::Permanent {
+            // The server may have stumbled over a publication that is not there: that says more.
+            self.shared.verify(self.name()).await?;
+        }
         Err(error)
     }
 
@@ -117,6 +150,13 @@ impl Session {
             slot::check_kind(outbox, self.name(), slot).await?;
         }
         let stored = self.check_gap(slot.as_ref(), server).await?;
+        if slot.is_some() {
+            let reader = self.shared.reader(self.name())?;
+            match stored.phase {
+                Phase::New => reader.verify_given(&stored).await?,
+                Phase::Snapshot | Phase::Streaming => reader.verify(&stored).await?,
+            }
+        }
         Ok((stored, slot))
     }
 
@@ -125,60 +165,6 @@ impl Session {
         let stored = state::load(outbox, c, self.name()).await?;
         let has_marks = self.shared.marks().is_some() && self.shared.options.snapshot != Snapshot::Never;
         slot::check_gap(outbox, c, self.name(), stored, slot, server, has_marks).await
-    }
-
-    /// The first session since this relay took the reader over: finds out where to begin. Returns a connection to
-    /// stream from.
-    async fn begin(
-        &mut self,
-        mut wire: Wire,
-        server: &Server,
-        stored: Stored,
-        slot: Option<Slot>,
-    ) -> Result<Wire> {
-        let shared = self.shared.clone();
-        let settled = shared.settled();
-        if stored.phase == Phase::Streaming {
-            let lsn = stored.lsn.unwrap_or_default();
-            shared.begin(Boundary { seq: stored.seq, lsn, ..Boundary::default() }, settled, true);
-            return Ok(wire);
-        }
-        let first = Boundary { seq: settled, ..Boundary::default() };
-        let given = slot.is_some() && stored.phase == Phase::New;
-        let skip = match shared.options.snapshot {
-            Snapshot::Initial => false,
-            Snapshot::NewSlot => given,
-            Snapshot::Never => true,
-        };
-        let (place, snapshot) = match slot {
-            // What is acknowledged is never behind what was acknowledged.
-            Some(slot) => (slot.confirmed.unwrap_or_default().max(stored.lsn.unwrap_or_default()), None),
-            None => {
-                // Written down first: killed in between, this one must not be taken for a slot that was given.
-                self.enter(Phase::Snapshot, first, server).await?;
-                self.create(&mut wire).await?
-            }
-        };
-        let (phase, at) = if skip { (Phase::Streaming, place) } else { (Phase::Snapshot, place) };
-        let boundary = Boundary { lsn: at, ..first };
-        self.enter(phase, boundary, server).await?;
-        shared.begin(if skip { boundary } else { first }, settled, skip);
-        shared.set_start(place);
-        if !skip {
-            self.snapshot(snapshot).await?;
-        }
-        // The old connection has held the snapshot until it was imported.
-        wire.close().await;
-        Wire::connect_for_replication(&shared.endpoint).await
-    }
-
-    async fn enter(&self, phase: Phase, at: Boundary, server: &Server) -> Result<()> {
-        let shared = &self.shared;
-        let c = shared.columns()?;
-        if state::enter(&shared.outbox, c, &self.member, self.epoch, phase, at, &server.system).await? {
-            return Ok(());
-        }
-        Err(Error::retryable("fenced", "another relay has taken the reader over"))
     }
 
     /// Waits until nobody holds the slot. This relay has the lease: a connection of ours that is still there belongs
@@ -221,101 +207,7 @@ impl Session {
         }
     }
 
-    /// Makes the slot, which waits for all transactions that are open, and says for which.
-    async fn create(&self, wire: &mut Wire) -> Result<(Lsn, Option<String>)> {
-        let name = self.name().to_owned();
-        let made = slot::create(wire, &name, self.version, self.shared.options.failover);
-        tokio::pin!(made);
-        let mut wait = Duration::from_secs(2);
-        loop {
-            tokio::select! {
-                made = &mut made => {
-                    let (place, snapshot) = made?;
-                    tracing::info!(slot = name, at = %place, "made the slot");
-                    return Ok((place, snapshot));
-                }
-                () = tokio::time::sleep(wait) => {
-                    let writers = slot::writers(&self.shared.outbox).await.unwrap_or_default();
-                    tracing::warn!(
-                        slot = name,
-                        "making the slot waits for transactions that are open: {}",
-                        if writers.is_empty() { "none is known".into() } else { writers.join(", ") }
-                    );
-                    wait = (wait * 2).min(Duration::from_secs(60));
-                }
-            }
-        }
-    }
-
-    /// Delivers what is in the table, finished rows excepted: as of `snapshot`, or as of now where that is lost. What
-    /// comes after it comes by the stream, some of it perhaps for the second time.
-    async fn snapshot(&self, snapshot: Option<String>) -> Result<()> {
-        let shared = &self.shared;
-        let c = shared.columns()?;
-        let mut wire = Wire::connect(&shared.endpoint).await?;
-        wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "beginning the snapshot").await?;
-        if let Some(snapshot) = &snapshot {
-            let set = format!("SET TRANSACTION SNAPSHOT {}", literal(snapshot));
-            wire.query(&set, "taking the slot's snapshot").await?;
-        }
-        let open = shared.marks().map_or("true".into(), |marks| marks.is_open());
-        let order = if c.spec.seq.is_some() || c.spec.created_at.is_some() {
-            format!("ORDER BY {}", c.order().join(", "))
-        } else {
-            // Nothing says which came first. An id may be random; where a row lies is the nearest to it that there is.
-            wire.query("SET LOCAL synchronize_seqscans = off", "beginning the snapshot").await?;
-            String::new()
-        };
-        let declare = format!(
-            "DECLARE airtight NO SCROLL CURSOR FOR SELECT t.* FROM {} t WHERE {open} {order}",
-            c.table
-        );
-        wire.query(&declare, "reading the table").await?;
-        let (mut mapping, mut rows, mut told) = (None, 0_u64, Instant::now());
-        let (mut count, mut largest) = (FETCH.1, 1);
-        shared.feed().resume_at_end();
-        loop {
-            let fetch = format!("FETCH {count} FROM airtight");
-            let table = wire.query(&fetch, "reading the table").await?;
-            if table.rows.is_empty() {
-                break;
-            }
-            largest = table.rows.iter().map(|row| size(row)).max().unwrap_or(1).max(largest);
-            count = fetch_count(largest, shared.options.buffer_bytes);
-            let mapping = match &mapping {
-                Some(mapping) => mapping,
-                None => {
-                    let columns = table
-                        .columns
-                        .iter()
-                        .map(|column| (column.name.clone(), column.type_oid, column.type_modifier));
-                    mapping.insert(self.mapping(columns.collect()).await?)
-                }
-            };
-            rows += table.rows.len() as u64;
-            for values in table.rows {
-                self.wait_for_room().await;
-                let raw = if shared.wants(mapping, &values) {
-                    Raw::Values(mapping.clone(), values)
-                } else {
-                    Raw::Unwanted
-                };
-                shared.feed().push(raw);
-            }
-            shared.arrived.notify_one();
-            if told.elapsed() > Duration::from_secs(10) {
-                told = Instant::now();
-                tracing::info!(slot = self.name(), rows, "delivering what is in the table");
-            }
-        }
-        wire.query("COMMIT", "ending the snapshot").await?;
-        wire.close().await;
-        shared.end_snapshot();
-        tracing::info!(slot = self.name(), rows, "the table was read");
-        Ok(())
-    }
-
-    async fn wait_for_room(&self) {
+    pub(super) async fn wait_for_room(&self) {
         loop {
             let room = self.shared.room.notified();
             if self.shared.feed().bytes() < self.shared.options.buffer_bytes {
@@ -327,7 +219,7 @@ impl Session {
     }
 
     /// How the columns of a row make an event.
-    async fn mapping(&self, columns: Vec<(String, u32, i32)>) -> Result<Arc<Mapping>> {
+    pub(super) async fn mapping(&self, columns: Vec<(String, u32, i32)>) -> Result<Arc<Mapping>> {
         let shared = &self.shared;
         let c = shared.columns()?;
         let nullable = if shared.options.keep_row { self.nullable().await? } else { HashMap::new() };
@@ -370,16 +262,21 @@ impl Session {
         .map_err(doing("looking for the table"))?;
         conn.commit().await?;
         // Without its number its rows could not be told from those of others, and would be passed over.
-        let found = found.and_then(|(oid, schema)| Some((u32::try_from(oid).ok()?, schema)));
-        found.ok_or_else(|| {
-            Error::permanent(
-                "not_migrated",
-                format!(
-                    "the table {} is gone: it was renamed or dropped. Correct the table's name",
-                    c.outbox
-                ),
-            )
-        })
+        if let Some(found) = found.and_then(|(oid, schema)| Some((u32::try_from(oid).ok()?, schema))) {
+            return Ok(found);
+        }
+        let what = match self.shared.reader(self.name())?.name_now().await? {
+            Some(name) => format!(
+                "the table {} is now called {name}. Nothing is skipped. Mend it: ALTER TABLE {name} RENAME TO {}",
+                c.outbox,
+                quote(&c.spec.table)
+            ),
+            None => format!(
+                "the table {} is gone: it was dropped, or renamed. Correct the table's name",
+                c.outbox
+            ),
+        };
+        Err(Error::permanent("not_migrated", what))
     }
 
     async fn stream(&self, wire: &mut Wire) -> Error {
@@ -397,15 +294,14 @@ impl Session {
         let mut acked = shared.acked.subscribe();
         let mut status = tokio::time::interval(STATUS);
         status.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut heard = Instant::now();
         loop {
             let room = shared.room.notified();
             let has_room = shared.feed().bytes() < shared.options.buffer_bytes;
             tokio::select! {
                 frame = wire.receive(), if has_room => {
-                    heard = Instant::now();
+                    self.hear();
                     let mut frame = frame?;
-                    let mut asked = false;
+                    let mut asked = None;
                     loop {
                         let described = {
                             let mut feed = shared.feed();
@@ -430,8 +326,9 @@ impl Session {
                         }
                     }
                     shared.arrived.notify_one();
-                    if asked {
+                    if let Some(end) = asked {
                         self.tell(wire, false).await?;
+                        self.answer(wire, end).await?;
                     }
                 }
                 () = room, if !has_room => {}
@@ -443,14 +340,14 @@ impl Session {
                 }
                 () = shared.ask.notified() => self.tell(wire, true).await?,
                 _ = status.tick() => {
-                    if has_room && heard.elapsed() > SILENCE {
+                    if has_room && self.silence() > SILENCE {
                         return Err(Error::retryable(
                             "unreachable",
                             format!("the server has said nothing for {} s, though asked", SILENCE.as_secs()),
                         ));
                     }
                     if !has_room {
-                        heard = Instant::now();
+                        self.hear();
                     }
                     self.tell(wire, true).await?;
                 }
@@ -462,14 +359,16 @@ impl Session {
     async fn tell(&self, wire: &mut Wire, ask: bool) -> Result<()> {
         let settled = *self.shared.acked.borrow();
         let received = self.shared.feed().received().lsn.max(settled);
-        let mut message = [0_u8; 34];
-        message[0] = b'r';
-        message[1..9].copy_from_slice(&received.0.to_be_bytes());
-        message[9..17].copy_from_slice(&settled.0.to_be_bytes());
-        message[17..25].copy_from_slice(&settled.0.to_be_bytes());
-        // The time is for nobody.
-        message[33] = u8::from(ask);
-        wire.send(&message).await
+        wire.send(&status(received, settled, ask)).await
+    }
+
+    /// Answers a server that asks, by saying that everything up to `end` has arrived, and of what is settled nothing.
+    ///
+    /// A server that shuts down asks until all that it has sent is flushed here, its own last records included, and ends
+    /// only then. We could not store that position any more, and nothing is acknowledged that is not stored. Without a
+    /// flushed position it goes by the one that was received, and does not move the slot.
+    async fn answer(&self, wire: &mut Wire, end: Lsn) -> Result<()> {
+        wire.send(&status(end, Lsn(0), false)).await
     }
 
     async fn relation(
@@ -503,14 +402,16 @@ impl Session {
     }
 }
 
-fn size(row: &[Option<Bytes>]) -> usize {
-    row.iter().flatten().map(Bytes::len).sum()
-}
-
-/// How many rows to fetch next, when the largest so far had so many bytes: they are in memory before there is room
-/// for them, so a quarter of what may be.
-fn fetch_count(largest: usize, buffer: usize) -> usize {
-    (buffer / 4 / largest.max(1)).clamp(1, FETCH.0)
+/// A standby's status update.
+fn status(received: Lsn, settled: Lsn, ask: bool) -> [u8; 34] {
+    let mut message = [0_u8; 34];
+    message[0] = b'r';
+    message[1..9].copy_from_slice(&received.0.to_be_bytes());
+    message[9..17].copy_from_slice(&settled.0.to_be_bytes());
+    message[17..25].copy_from_slice(&settled.0.to_be_bytes());
+    // The time is for nobody.
+    message[33] = u8::from(ask);
+    message
 }
 
 /// What the stream says of rows before they come.
@@ -526,7 +427,7 @@ fn take_in(
     feed: &mut Feed,
     relations: &HashMap<u32, Known>,
     mut frame: Bytes,
-    asked: &mut bool,
+    asked: &mut Option<Lsn>,
 ) -> Result<Option<Described>> {
     let short =
         || Error::permanent("bad_wal", "the server has sent a message of the stream that is too short");
@@ -534,7 +435,9 @@ fn take_in(
         Some(b'k') if frame.len() >= 18 => {
             frame.advance(1);
             let (end, time) = (Lsn(frame.get_u64()), frame.get_i64());
-            *asked |= frame.get_u8() == 1;
+            if frame.get_u8() == 1 {
+                *asked = Some(end);
+            }
             feed.heard(end, time);
             return Ok(None);
         }
@@ -598,17 +501,4 @@ fn take_in(
         | Message::Delete { .. } => {}
     }
     Ok(None)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn large_rows_are_fetched_few_at_a_time() {
-        assert_eq!(fetch_count(1, 32 << 20), 500);
-        assert_eq!(fetch_count(1 << 20, 32 << 20), 8);
-        assert_eq!(fetch_count(1 << 30, 32 << 20), 1);
-        assert_eq!(size(&[None, Some(Bytes::from_static(b"abc"))]), 3);
-    }
 }

@@ -1,4 +1,4 @@
-//! The publication and the slot: made in the right order, or taken as given and checked.
+//! The server and the slot: made, or taken as given and checked.
 //!
 //! What is not as it must be is refused with the statement that mends it.
 
@@ -37,6 +37,8 @@ pub(crate) struct Slot {
     pub(crate) holder: Option<String>,
     pub(crate) confirmed: Option<Lsn>,
     pub(crate) wal_status: Option<String>,
+    /// Why the server has given it up; PostgreSQL 17 and later.
+    pub(crate) invalidated: Option<String>,
     pub(crate) temporary: bool,
     /// Copied from a primary; on a server that was a standby it stays so.
     pub(crate) synced: bool,
@@ -46,6 +48,17 @@ impl Slot {
     /// Whether WAL that it needs is gone.
     pub(crate) fn is_lost(&self) -> bool {
         self.wal_status.as_deref() == Some("lost") || self.confirmed.is_none()
+    }
+
+    /// Why WAL that it needs is gone, for people.
+    fn why_lost(&self) -> &'static str {
+        match self.invalidated.as_deref() {
+            Some("idle_timeout") => "nobody read it for longer than idle_replication_slot_timeout",
+            Some("rows_removed") => "rows of the catalogues that it needs were removed",
+            Some("wal_level_insufficient") => "wal_level was lowered",
+            // Before 17 this is the only reason there is on a primary.
+            _ => "it was further behind than max_slot_wal_keep_size",
+        }
     }
 }
 
@@ -123,161 +136,6 @@ fn last_switch(history: &str) -> Option<Lsn> {
     lines.next_back()?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Makes the publication, or refuses one that would leave something out.
-pub(super) async fn ensure_publication(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Result<()> {
-    match check_publication(outbox, c, name).await? {
-        Publication::Fits => Ok(()),
-        Publication::Missing => {
-            let sql = create_publication(c, name);
-            let mut conn = outbox.acquire().await?;
-            let made =
-                sqlx::query(AssertSqlSafe(sql.clone())).persistent(!outbox.pooled).execute(conn.get()).await;
-            match made {
-                Ok(_) => {}
-                // Another relay was faster.
-                Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("42710") => {}
-                Err(error) => {
-                    let error = doing("creating the publication")(error);
-                    return Err(Error::permanent(
-                        "no_publication",
-                        format!("{error}. Have it made by somebody who may: {sql}"),
-                    ));
-                }
-            }
-            conn.commit().await?;
-            tracing::info!(publication = name, table = c.outbox, "made the publication");
-            Ok(())
-        }
-        Publication::Unfit(error) => Err(error),
-    }
-}
-
-/// The statement that makes it.
-pub(crate) fn create_publication(c: &EventColumns, name: &str) -> String {
-    format!(
-        "CREATE PUBLICATION {} FOR TABLE {} WITH (publish = 'insert', publish_via_partition_root = true)",
-        quote(name),
-        c.table
-    )
-}
-
-/// Whether a publication will do.
-#[derive(Debug)]
-pub(crate) enum Publication {
-    Missing,
-    Unfit(Error),
-    Fits,
-}
-
-/// Looks at a publication.
-pub(crate) async fn check_publication(
-    outbox: &PgOutbox,
-    c: &EventColumns,
-    name: &str,
-) -> Result<Publication> {
-    let failed = doing("checking the publication");
-    let mut conn = outbox.acquire().await?;
-    let row = sqlx::query(
-        "SELECT p.pubinsert, p.pubviaroot, c.relkind = 'p' AS partitioned, c.relispartition AS is_partition, \
-           coalesce((SELECT format('%I.%I', m.nspname, l.relname) FROM pg_partition_tree(c.oid) f \
-               JOIN pg_class l ON l.oid = f.relid JOIN pg_namespace m ON m.oid = l.relnamespace \
-               WHERE l.relpersistence = 'u' LIMIT 1), \
-             CASE c.relpersistence WHEN 'u' THEN format('%I.%I', n.nspname, c.relname) END) AS unlogged, \
-           EXISTS (SELECT FROM pg_publication_tables t WHERE t.pubname = p.pubname AND t.schemaname = n.nspname \
-             AND t.tablename = c.relname) AS listed, \
-           EXISTS (SELECT FROM pg_publication_tables t JOIN pg_class l ON l.relname = t.tablename \
-             JOIN pg_namespace m ON m.oid = l.relnamespace AND m.nspname = t.schemaname \
-             JOIN pg_partition_tree(c.oid) f ON f.relid = l.oid WHERE t.pubname = p.pubname) AS part_listed, \
-           current_setting('server_version_num')::int >= 150000 AS has_filters \
-         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-           LEFT JOIN pg_publication p ON p.pubname = $2 WHERE c.oid = to_regclass($1)",
-    )
-    .persistent(!outbox.pooled)
-    .bind(&c.table)
-    .bind(name)
-    .fetch_one(conn.get())
-    .await
-    .map_err(&failed)?;
-    let flag = |name: &str| row.try_get::<Option<bool>, _>(name).map_err(&failed);
-    let unfit = |code: &'static str, what: String| Ok(Publication::Unfit(Error::permanent(code, what)));
-    let (table, shown, publication) = (&c.table, &c.outbox, quote(name));
-    // Not SET TABLE: the publication may have other tables.
-    let again = format!(
-        "ALTER PUBLICATION {publication} DROP TABLE {table}; ALTER PUBLICATION {publication} ADD TABLE {table}"
-    );
-    if let Some(unlogged) = row.try_get::<Option<String>, _>("unlogged").map_err(&failed)? {
-        return unfit(
-            "unlogged",
-            format!(
-                "{unlogged} is unlogged, so the WAL has nothing of it. Mend it: ALTER TABLE {unlogged} SET LOGGED"
-            ),
-        );
-    }
-    let Some(publishes_inserts) = flag("pubinsert")? else { return Ok(Publication::Missing) };
-    if !publishes_inserts {
-        return unfit(
-            "bad_publication",
-            format!(
-                "the publication `{name}` leaves inserts out. Mend it: ALTER PUBLICATION {publication} SET (publish = 'insert')"
-            ),
-        );
-    }
-    if flag("partitioned")? == Some(true) && flag("pubviaroot")? != Some(true) {
-        return unfit(
-            "bad_publication",
-            format!(
-                "{shown} is partitioned, and the publication `{name}` would name its partitions. Mend it: ALTER \
-                 PUBLICATION {publication} SET (publish_via_partition_root = true)"
-            ),
-        );
-    }
-    if flag("listed")? != Some(true) {
-        return unfit(
-            "bad_publication",
-            format!(
-                "the publication `{name}` does not have the table {shown}. Mend it: ALTER PUBLICATION {publication} ADD TABLE {table}"
-            ),
-        );
-    }
-    if flag("has_filters")? == Some(true) {
-        let row = sqlx::query(
-            "SELECT t.rowfilter IS NOT NULL AS filtered, t.attnames::text[] AS columns FROM pg_publication_tables t \
-             JOIN pg_class c ON c.oid = to_regclass($1) JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE t.pubname = $2 AND t.schemaname = n.nspname AND t.tablename = c.relname",
-        )
-        .persistent(!outbox.pooled)
-        .bind(table)
-        .bind(name)
-        .fetch_one(conn.get())
-        .await
-        .map_err(&failed)?;
-        if row.try_get("filtered").map_err(&failed)? {
-            return unfit(
-                "bad_publication",
-                format!("the publication `{name}` filters rows of {shown}. Mend it: {again}"),
-            );
-        }
-        let published: Vec<String> = row.try_get("columns").map_err(&failed)?;
-        let missing: Vec<&str> = c
-            .spec
-            .event_columns()
-            .into_iter()
-            .filter(|column| !published.iter().any(|name| name == column))
-            .collect();
-        if !missing.is_empty() {
-            return unfit(
-                "bad_publication",
-                format!(
-                    "the publication `{name}` leaves out columns of {shown} that the mapping needs: {}. Mend it: {again}",
-                    missing.join(", ")
-                ),
-            );
-        }
-    }
-    conn.commit().await?;
-    Ok(Publication::Fits)
-}
-
 /// The slot of this name, if there is one.
 pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> {
     let failed = doing("looking at the slot");
@@ -286,6 +144,7 @@ pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> 
         "SELECT r.plugin::text, r.database::text, r.active_pid, \
            CASE WHEN a.pid IS NOT NULL THEN coalesce(a.application_name, '') END AS holder, r.temporary, \
            r.confirmed_flush_lsn::text AS confirmed, r.wal_status, \
+           to_jsonb(r) ->> 'invalidation_reason' AS invalidated, \
            coalesce((to_jsonb(r) ->> 'synced')::boolean, false) AS synced \
          FROM pg_replication_slots r LEFT JOIN pg_stat_activity a ON a.pid = r.active_pid WHERE r.slot_name = $1",
     )
@@ -304,6 +163,7 @@ pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> 
         holder: row.try_get("holder").map_err(&failed)?,
         confirmed: confirmed.map(|lsn| lsn.parse()).transpose()?,
         wal_status: row.try_get("wal_status").map_err(&failed)?,
+        invalidated: row.try_get("invalidated").map_err(&failed)?,
         temporary: row.try_get("temporary").map_err(&failed)?,
         synced: row.try_get("synced").map_err(&failed)?,
     }))
@@ -355,14 +215,11 @@ pub(super) async fn check_gap(
         Err(Error::permanent(code, format!("{what}. {advice}")))
     };
     // Whoever begins anew cannot read from it, either.
-    if slot.is_some_and(Slot::is_lost) {
-        return lost(
-            "slot_lost",
-            format!(
-                "the server has given up the slot `{name}` (max_slot_wal_keep_size), and with it everything after {at}"
-            ),
-        )
-        .await;
+    if let Some(slot) = slot.filter(|slot| slot.is_lost()) {
+        let why = slot.why_lost();
+        let what =
+            format!("the server has given up the slot `{name}`, and with it everything after {at}: {why}");
+        return lost("slot_lost", what).await;
     }
     if stored.phase == Phase::New {
         return Ok(stored);
@@ -410,7 +267,7 @@ pub(super) async fn check_gap(
 }
 
 /// What is still in the table, and how to deliver it.
-async fn recovery(outbox: &PgOutbox, c: &EventColumns, name: &str, stored: &Stored) -> String {
+pub(super) async fn recovery(outbox: &PgOutbox, c: &EventColumns, name: &str, stored: &Stored) -> String {
     let since =
         stored.lsn_time.map_or(String::new(), |time| format!(" Delivered is everything up to {time}."));
     let created = c.spec.created_at.as_ref().zip(stored.lsn_time);
@@ -474,7 +331,7 @@ pub(super) async fn create(
         _ => "EXPORT_SNAPSHOT",
     };
     let command = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote(name));
-    let made = wire.query(&command, "creating the slot").await.map_err(|error| {
+    let made = wire.ask(&command, "creating the slot").await.map_err(|error| {
         if error.message().contains("53400") {
             Error::permanent(
                 "no_slots",

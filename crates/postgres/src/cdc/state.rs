@@ -161,19 +161,28 @@ pub(super) async fn owns(outbox: &PgOutbox, c: &EventColumns, member: &Member, e
     Ok(owns)
 }
 
+/// A phase that begins.
+pub(super) struct Entry<'a> {
+    pub(super) phase: Phase,
+    pub(super) at: Boundary,
+    /// Which server.
+    pub(super) system: &'a str,
+    /// What the publication has.
+    pub(super) published: Option<String>,
+}
+
 /// A phase begins, at a place. Returns whether the reader is still the member's under this epoch.
 pub(super) async fn enter(
     outbox: &PgOutbox,
     c: &EventColumns,
     member: &Member,
     epoch: i64,
-    phase: Phase,
-    at: Boundary,
-    system: &str,
+    entry: Entry<'_>,
 ) -> Result<bool> {
+    let Entry { phase, at, system, published } = entry;
     let sql = format!(
         "UPDATE {slot} s SET phase = $5, lsn = nullif($6::pg_lsn, '0/0'), seq = $7, system = $8, timeline = {TIMELINE}, moved_at = now(), \
-           lsn_time = coalesce(s.lsn_time, now()) \
+           lsn_time = coalesce(s.lsn_time, now()), published = $10::jsonb \
          FROM {partition} p WHERE s.outbox = $1 AND s.name = $2 AND p.outbox = $1 AND p.grp = $3 AND p.n = 0 \
            AND p.owner = $4 AND p.epoch = $9",
         slot = outbox.own("slot"),
@@ -191,6 +200,7 @@ pub(super) async fn enter(
         .bind(at.seq)
         .bind(system)
         .bind(epoch)
+        .bind(published)
         .execute(conn.get())
         .await
         .map_err(doing("storing the position"))?;
@@ -266,7 +276,7 @@ pub(super) async fn positions(
     conn.commit().await?;
     let ahead = parked.iter().map(|(_, seq, _)| *seq).filter(|seq| *seq > offset).collect();
     let waiting = parked.into_iter().filter(|(_, _, waits)| *waits).map(|(key, _, _)| key).collect();
-    Ok(vec![Standing { partition: 0, epoch, offset, waiting, parked: ahead }])
+    Ok(vec![Standing { partition: 0, epoch, offset, waiting, parked: ahead, replay: None }])
 }
 
 /// What operators have said.
@@ -343,23 +353,37 @@ pub(super) struct Write<'a> {
     /// Rows that were given up on, with the error and whether their outcome is not known.
     pub(super) dead: Vec<(String, &'a Error, bool)>,
     pub(super) changes: Option<&'a Changes>,
+    /// What the publication has, as an expression.
+    pub(super) contents: &'a str,
 }
 
-/// Writes all of it in one transaction, or nothing: then the reader is no longer the member's under this epoch.
+/// What became of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    Stored,
+    /// Nothing was written: the reader is no longer the member's under this epoch.
+    Fenced,
+    /// Nothing was written: the publication has not what it had when the last position was stored, so something before
+    /// this one may have been left out.
+    Changed,
+}
+
+/// Writes all of it in one transaction, or nothing.
 pub(super) async fn write(
     outbox: &PgOutbox,
     c: &EventColumns,
     marks: Option<&Columns>,
     member: &Member,
     write: &Write<'_>,
-) -> Result<bool> {
+) -> Result<Written> {
     let plain = write.park.is_empty()
         && write.parked.is_empty()
         && write.delivered.is_empty()
         && write.dead.is_empty();
     let mut conn = if plain { outbox.acquire().await? } else { outbox.begin().await? };
-    if !advance(outbox, conn.get(), c, member, write).await? {
-        return Ok(false);
+    let written = advance(outbox, conn.get(), c, member, write).await?;
+    if written != Written::Stored {
+        return Ok(written);
     }
     let mut keys = BTreeSet::new();
     // Rows to mark: those of this write, and those behind parked events that are finished now.
@@ -396,7 +420,7 @@ pub(super) async fn write(
         mark(outbox, conn.get(), marks, &unknown, true).await?;
     }
     conn.commit().await?;
-    Ok(true)
+    Ok(Written::Stored)
 }
 
 /// Moves the place on, fenced. What is acknowledged to the server must survive a crash, whatever
@@ -407,22 +431,25 @@ async fn advance(
     c: &EventColumns,
     member: &Member,
     write: &Write<'_>,
-) -> Result<bool> {
+) -> Result<Written> {
     let sql = format!(
         "WITH sync AS MATERIALIZED (SELECT CASE current_setting('synchronous_commit') WHEN 'off' \
              THEN set_config('synchronous_commit', 'on', true) ELSE '' END AS word), \
-         moved AS (UPDATE {partition} p SET last_seq = $6, moved_at = now() FROM sync \
-           WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
+         seen AS MATERIALIZED (SELECT s.published IS NULL OR coalesce(s.published = {contents}, false) AS same FROM {slot} s \
+           WHERE s.outbox = $1 AND s.name = $2), \
+         moved AS (UPDATE {partition} p SET last_seq = $6, moved_at = now() FROM sync, seen \
+           WHERE seen.same AND p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
              AND (p.last_seq IN ($6, $7) OR $11 AND p.last_seq BETWEEN $7 AND $6) AND sync.word IS NOT NULL RETURNING p.n), \
          place AS (UPDATE {slot} s SET lsn = $8::pg_lsn, seq = $9, phase = 'streaming', \
              lsn_time = coalesce($10, s.lsn_time, now()), moved_at = now(), \
              idle_at = CASE WHEN $12 THEN now() ELSE s.idle_at END FROM moved \
            WHERE s.outbox = $1 AND s.name = $2 AND $8::pg_lsn > '0/0' AND (s.lsn < $8::pg_lsn OR s.lsn IS NULL OR s.phase <> 'streaming')) \
-         SELECT count(*) FROM moved",
+         SELECT (SELECT count(*) FROM moved), coalesce((SELECT same FROM seen), true)",
         partition = outbox.own("partition"),
         slot = outbox.own("slot"),
+        contents = write.contents,
     );
-    let moved: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+    let (moved, same): (i64, bool) = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(member.consumer())
@@ -439,7 +466,11 @@ async fn advance(
         .fetch_one(conn)
         .await
         .map_err(doing("storing the position"))?;
-    Ok(moved == 1)
+    Ok(match (moved, same) {
+        (1, _) => Written::Stored,
+        (_, true) => Written::Fenced,
+        (_, false) => Written::Changed,
+    })
 }
 
 fn key(event: &std::result::Result<Event, BadRow>) -> &str {

@@ -18,9 +18,9 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row};
 
 use super::{
-    LogTable, check, consumers,
+    LogTable, consumers,
     parked::{self, Act},
-    partitions, retention, seek,
+    partitions, retention, seek, witness,
 };
 use crate::{
     PgOutbox,
@@ -28,6 +28,7 @@ use crate::{
     columns::{EventColumns, col, qualified},
     decode,
     error::doing,
+    fits,
     outbox::Conn,
 };
 
@@ -217,6 +218,10 @@ impl LogAdmin for PgOutbox {
 
     async fn prune_log(&self, retention: Retention, progress: &(dyn Fn(u64) + Sync)) -> Result<Pruned> {
         retention::prune(self, retention, progress).await
+    }
+
+    async fn prunable(&self, retention: Retention) -> Result<Pruned> {
+        retention::prunable(self, retention).await
     }
 
     async fn prune_inbox(&self, keep: Duration) -> Result<u64> {
@@ -437,11 +442,16 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
         }
     };
-    let mut findings = Vec::new();
-    let last = consumers::last_value(outbox, &mut conn, &table).await?;
+    // There may be one connection only.
+    conn.commit().await?;
+    let mut findings = fits::findings(outbox, &table.columns, None).await?;
+    if findings.iter().any(|finding| finding.fatal) {
+        return Ok(findings);
+    }
+    let mut conn = outbox.acquire().await?;
     for consumer in consumers_of(outbox, &mut conn, &table).await? {
         let name = &consumer.name;
-        if let Err(error) = check::check_restored(&table.columns, &table.sequence, last, consumer.offset) {
+        if let Err(error) = witness::check(outbox, &mut conn, &table, name).await {
             findings.push(Finding { fatal: true, message: error.to_string() });
         } else if consumer.behind_retention {
             let message = format!(
@@ -529,7 +539,7 @@ fn list_columns(table: &LogTable) -> String {
 pub(crate) async fn show(outbox: &PgOutbox, id: &str) -> Result<Option<Detail>> {
     let (mut conn, table) = outbox.log_table().await?;
     let c = &table.columns;
-    let Some(matches) = matching(c, id) else { return Ok(None) };
+    let Some(matches) = matching(outbox, &mut conn, c, id).await? else { return Ok(None) };
     let sql = format!(
         "SELECT {}, {} FROM {} t WHERE {matches} LIMIT 1",
         list_columns(&table),

@@ -47,16 +47,23 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
     let [row] = &sequences[..] else {
         let how_many =
             if sequences.is_empty() { "not backed by a sequence" } else { "fed by several sequences" };
-        let own = literal(&format!("{}_seq_seq", c.spec.table));
+        let name = format!("{}_{seq}_seq", c.spec.table);
+        let own = c
+            .spec
+            .schema
+            .as_ref()
+            .map_or_else(|| quote(&name), |schema| format!("{}.{}", quote(schema), quote(&name)));
         return Err(refuse(
             "no_sequence",
             format!(
                 "cannot be followed: its column {seq} is {how_many}, so nobody can tell whether a missing value may \
-                 still come. Give it one: CREATE SEQUENCE s OWNED BY {table}.{column}; SELECT setval('s', \
-                 (SELECT coalesce(max({column}), 0) + 1 FROM {table}), false); ALTER TABLE {table} ALTER COLUMN \
-                 {column} SET DEFAULT nextval('s') (s stands for a name such as {own})",
+                 still come. Publish without that column from then on. Mend it: LOCK TABLE {table} IN SHARE ROW \
+                 EXCLUSIVE MODE; CREATE SEQUENCE {own} OWNED BY {table}.{column}; SELECT setval({text}, (SELECT \
+                 coalesce(max({column}), 0) + 1 FROM {table}), false); ALTER TABLE {table} ALTER COLUMN {column} SET \
+                 DEFAULT nextval({text})",
                 table = c.table,
                 column = quote(seq),
+                text = literal(&own),
             ),
         ));
     };
@@ -78,7 +85,7 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
         return Err(error);
     }
     let table = sqlx::query(
-        "SELECT pg_is_in_recovery() AS standby, row_security_active(c.oid) AS hidden, \
+        "SELECT pg_is_in_recovery() AS standby, quote_ident(current_user) AS me, row_security_active(c.oid) AS hidden, \
            (SELECT min(x.oid::regclass::text) FROM pg_class x WHERE x.relpersistence <> 'p' AND (x.oid = c.oid \
               OR x.oid IN (SELECT relid FROM pg_partition_tree(c.oid)) OR x.oid = $2::bigint::oid)) AS unlogged, \
            EXISTS (SELECT FROM pg_subscription_rel r WHERE r.srrelid = c.oid \
@@ -112,9 +119,10 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
         Some(refuse(
             "row_security",
             format!(
-                "cannot be followed: row security hides rows from this user, and they would look like holes. Mend it: \
-                 ALTER ROLE {{this user}} BYPASSRLS, or ALTER TABLE {} DISABLE ROW LEVEL SECURITY",
-                c.table
+                "cannot be followed: row security hides rows of {} from this user, and they would look like holes. Mend it: ALTER \
+                 ROLE {} BYPASSRLS",
+                c.table,
+                table.try_get::<String, _>("me").map_err(&failed)?
             ),
         ))
     } else if is("subscribed")? {
@@ -130,21 +138,4 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
         None
     };
     error.map_or(Ok(sequence), Err)
-}
-
-/// Refuses a sequence that stands below an offset: its values would be taken for ones that were delivered.
-pub(super) fn check_restored(c: &EventColumns, sequence: &Sequence, last: i64, offset: i64) -> Result<()> {
-    if offset <= last {
-        return Ok(());
-    }
-    Err(Error::permanent(
-        "sequence_behind",
-        format!(
-            "{}: a consumer has seen seq {offset}, but the sequence stands at {last}: the table was restored or restarted, \
-             and new events would never be delivered. Move the sequence on: SELECT setval({}, {offset}), or move \
-             the consumer: `airtight consumers seek NAME --latest`",
-            c.outbox,
-            literal(&sequence.name)
-        ),
-    ))
 }

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use airtight_core::{
     Backlog, Error, Result,
     group::Member,
-    log::{Standing, Start, Watch, behind_retention},
+    log::{Replay, Standing, Start, Watch, behind_retention},
     table::{OffsetTable, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{LogTable, SLOTS, check, numbers, seek};
+use super::{LogTable, SLOTS, numbers, seek, witness};
 use crate::{
     PgOutbox,
     columns::{EventColumns, qualified},
@@ -41,10 +41,18 @@ pub(super) async fn floor(
     Ok(found.unwrap_or((0, None)))
 }
 
+/// The newest value that was drawn from the sequence, as a subquery. One that was set with `is_called` false has not
+/// drawn its value yet.
+pub(super) fn top(table: &LogTable) -> String {
+    format!(
+        "(SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {})",
+        table.sequence.name
+    )
+}
+
 /// The newest value that was drawn from the sequence.
 pub(super) async fn last_value(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result<i64> {
-    let sql = format!("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {}", table.sequence.name);
-    sqlx::query_scalar(AssertSqlSafe(sql))
+    sqlx::query_scalar(AssertSqlSafe(format!("SELECT * FROM {} AS s(top)", top(table))))
         .persistent(!outbox.pooled)
         .fetch_one(conn.get())
         .await
@@ -78,7 +86,6 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
     members::lock_group(outbox, &mut conn, &table.columns).await?;
     let (floor, _) = floor(outbox, &mut conn, table).await?;
     let begin = begin.unwrap_or(floor);
-    let last = last_value(outbox, &mut conn, table).await?;
     let stored: Vec<(i16, i64)> = {
         let sql = format!(
             "SELECT n, last_seq FROM {} WHERE outbox = $1 AND grp = $2 AND last_seq IS NOT NULL ORDER BY n",
@@ -96,9 +103,7 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
         Some(offsets) => Some(foreign_offset(outbox, &mut conn, offsets, name, Some(begin)).await?),
         None => stored.iter().map(|(_, last_seq)| *last_seq).min(),
     };
-    if let Some(offset) = offset {
-        check::check_restored(&table.columns, &table.sequence, last, offset)?;
-    }
+    witness::check(outbox, &mut conn, table, name).await?;
     if !stored.is_empty() {
         refuse_other_instances(outbox, &mut conn, table, member, stored.len()).await?;
     }
@@ -224,12 +229,25 @@ pub(super) async fn foreign_offset(
             .await
             .map_err(&failed)?;
     }
+    let found = find_foreign_offset(outbox, conn, offsets, consumer).await?;
+    found.ok_or_else(|| failed(sqlx::Error::RowNotFound))
+}
+
+/// The same, if it is there.
+pub(super) async fn find_foreign_offset(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    offsets: &OffsetTable,
+    consumer: &str,
+) -> Result<Option<i64>> {
+    let name = qualified(offsets.schema.as_deref(), &offsets.table);
+    let (key, last) = (quote(&offsets.consumer), quote(&offsets.last_seq));
     sqlx::query_scalar(AssertSqlSafe(format!("SELECT {last}::bigint FROM {name} WHERE {key} = $1")))
         .persistent(!outbox.pooled)
         .bind(consumer)
-        .fetch_one(conn.get())
+        .fetch_optional(conn.get())
         .await
-        .map_err(&failed)
+        .map_err(doing("reading the consumer's offset"))
 }
 
 /// Where partitions of the member's stand, and on which server. If that is another than before, what the member
@@ -263,8 +281,10 @@ pub(super) async fn positions(
             .map_err(&failed)?;
     }
     let sql = format!(
-        "SELECT n, epoch, coalesce(last_seq, 0) AS last_seq FROM {} \
-         WHERE outbox = $1 AND grp = $2 AND owner = $3 AND n = ANY($4::smallint[]) ORDER BY n FOR SHARE",
+        "SELECT n, epoch, coalesce(last_seq, 0) AS last_seq, \
+           (SELECT ARRAY[replay, replay_after, replay_through] FROM {} WHERE outbox = $1 AND name = $5) AS replay \
+         FROM {} WHERE outbox = $1 AND grp = $2 AND owner = $3 AND n = ANY($4::smallint[]) ORDER BY n FOR SHARE",
+        outbox.own("consumer"),
         outbox.own("partition")
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
@@ -273,6 +293,7 @@ pub(super) async fn positions(
         .bind(&member.group)
         .bind(member.id)
         .bind(numbers(partitions))
+        .bind(member.consumer())
         .fetch_all(conn.get())
         .await
         .map_err(&failed)?;
@@ -325,9 +346,18 @@ pub(super) async fn positions(
             offset,
             waiting: waiting.remove(&n).unwrap_or_default(),
             parked: places.remove(&n).unwrap_or_default().into_iter().filter(|seq| *seq > offset).collect(),
+            replay: replay(row.try_get("replay").map_err(&failed)?),
         });
     }
     Ok((standings, server))
+}
+
+/// The replay that a consumer was last asked for, if it was.
+fn replay(columns: Option<Vec<Option<i64>>>) -> Option<Replay> {
+    match columns?[..] {
+        [Some(id), Some(after), Some(through)] => Some(Replay { id, after, through }),
+        _ => None,
+    }
 }
 
 /// What operators have said, and on which server.
@@ -423,5 +453,5 @@ pub(super) async fn backlog(
         .map_err(&failed)?;
     conn.commit().await?;
     let count = |name: &str| row.try_get::<i64, _>(name).map(i64::unsigned_abs).map_err(&failed);
-    Ok(Backlog { unfinished: count("unfinished")?, blocked: count("blocked")? })
+    Ok(Backlog { unfinished: count("unfinished")?, blocked: count("blocked")?, ..Backlog::default() })
 }

@@ -11,6 +11,7 @@
 //! | `partitions` | partitions of the table, made ahead |
 //! | `retention` | removing what is old, and the floor |
 //! | `seek` | replay |
+//! | `witness` | whether numbers are drawn again that a consumer has passed |
 //! | `parked` | what operators do with parked events |
 //! | `admin` | the operator's side: wiring of the above |
 
@@ -25,6 +26,7 @@ pub(crate) mod read;
 mod retention;
 mod seek;
 pub(crate) mod settle;
+mod witness;
 
 use std::{
     sync::{
@@ -77,6 +79,8 @@ pub struct PgLog {
     holes: Mutex<Holes>,
     /// Which server, in which of its lives, the partitions were taken up from.
     server: Mutex<Option<String>>,
+    /// The log as it was at the last look, to know it again.
+    memory: Mutex<Option<witness::Memory>>,
     /// What a row takes, near enough: how many to ask for at once.
     row_bytes: AtomicUsize,
     ahead: Mutex<Option<Ahead>>,
@@ -142,6 +146,7 @@ impl PgLog {
             listener: OnceLock::new(),
             holes: Mutex::default(),
             server: Mutex::default(),
+            memory: Mutex::default(),
             row_bytes: AtomicUsize::new(1_024),
             ahead: Mutex::default(),
             maintenance: OnceLock::new(),
@@ -216,11 +221,15 @@ impl Members for PgLog {
     }
 
     async fn leave(&self, member: &Member) -> Result<()> {
-        match self.table.get() {
-            Some(table) => members::leave(&self.outbox, &table.columns, member).await,
-            // It was refused before it joined.
-            None => Ok(()),
+        // Without a table it was refused before it joined.
+        let Some(table) = self.table.get() else { return Ok(()) };
+        // The last settle came after the last heartbeat. Whoever starts next must know the log again.
+        if let Some(server) = self.server()
+            && let Err(error) = self.recognise(member, &server).await
+        {
+            tracing::debug!(%error, "could not note down where the consumer stands");
         }
+        members::leave(&self.outbox, &table.columns, member).await
     }
 }
 
@@ -234,6 +243,7 @@ impl LogStore for PgLog {
             && (foreign_channel
                 || self.outbox.options.spec.is_none() && self.outbox.is_notifying(&mut conn).await?);
         conn.commit().await?;
+        crate::fits::at_start(&self.outbox, &table.columns, None).await?;
         let partitioned = table.partitioned;
         // Opening again after a failure further on finds these set already.
         let _ = self.table.set(Arc::new(table));
@@ -262,7 +272,9 @@ impl LogStore for PgLog {
     }
 
     async fn watch(&self, member: &Member) -> Result<Watch> {
-        let (watch, server) = consumers::watch(&self.outbox, self.table()?, member).await?;
+        let table = self.table()?;
+        let (watch, server) = consumers::watch(&self.outbox, table, member).await?;
+        self.recognise(member, &server).await?;
         // On another server, or after a restart, nothing that is remembered need be true.
         let moved = self.server().is_some_and(|before| before != server);
         Ok(if moved { Watch { revision: i64::MIN, ..watch } } else { watch })
@@ -329,6 +341,14 @@ impl LogStore for PgLog {
 }
 
 impl PgLog {
+    /// Looks whether the log is the one that it was at the last look.
+    async fn recognise(&self, member: &Member, server: &str) -> Result<()> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let memory = witness::watch(&self.outbox, self.table()?, member.consumer(), server, memory).await?;
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = memory;
+        Ok(())
+    }
+
     /// Looks who may still fill holes, in statements that are younger than what was read. A new watch is about
     /// everything that was drawn before it began. Returns whether holes were decided.
     async fn look(&self, table: &LogTable) -> Result<bool> {

@@ -22,7 +22,9 @@ use crate::{
 const LIST: &str = "p.consumer AS l_consumer, p.seq AS l_seq, coalesce(p.id, '') AS l_id, coalesce(p.stream, '') AS l_stream, \
      coalesce(p.event_type, '') AS l_type, coalesce(p.aggregate_type, '') AS l_aggregate_type, \
      coalesce(p.aggregate_id, '') AS l_aggregate_id, CASE p.state WHEN 'waiting' THEN 'pending' ELSE p.state END AS l_state, \
-     p.attempts AS l_attempts, 0 AS l_lost, p.due_at AS l_retry, p.state = 'waiting' AND p.due_at IS NULL AS l_held, \
+     p.attempts AS l_attempts, 0 AS l_lost, \
+     CASE WHEN p.due_at IS NOT NULL THEN least(greatest(p.due_at, timestamptz '0001-01-01 00:00:00+00'), \
+       timestamptz '9999-12-31 23:59:59+00') END AS l_retry, p.state = 'waiting' AND p.due_at IS NULL AS l_held, \
      p.error_code AS l_code, p.error_message AS l_message, p.parked_at AS l_created";
 
 /// A parked event as it is decoded.

@@ -7,10 +7,7 @@
 
 use std::time::Duration;
 
-use airtight_core::{
-    Error, Result,
-    table::{literal, quote},
-};
+use airtight_core::{Error, Result, table::literal};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LogTable, consumers};
@@ -217,10 +214,10 @@ pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable)
     let leaves = leaves(outbox, conn, table).await?;
     let Some(net) = leaves.iter().find(|leaf| leaf.bounds.is_none()) else {
         return Ok(Some(format!(
-            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Make one: \
+            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Mend it: \
              CREATE TABLE {} PARTITION OF {} DEFAULT",
             table.columns.outbox,
-            quote(&format!("{}_default", outbox.options.table)),
+            outbox.own(&format!("{}_default", outbox.options.table)),
             table.columns.table
         )));
     };

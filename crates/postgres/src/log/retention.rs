@@ -62,6 +62,69 @@ pub(super) async fn prune(
     Ok(pruned)
 }
 
+/// What [`prune`] would remove. Nothing is locked, so what is written meanwhile may make it keep more.
+pub(super) async fn prunable(outbox: &PgOutbox, retention: Retention) -> Result<Pruned> {
+    let failed = doing("counting old events");
+    let mut conn = outbox.acquire().await?;
+    let table = LogTable::load(outbox, &mut conn).await?;
+    let limit = limit(outbox, &mut conn, &table, retention).await?;
+    let last = consumers::last_value(outbox, &mut conn, &table).await?;
+    let (mut pruned, mut after) = (Pruned::default(), i64::MIN);
+    if table.partitioned {
+        for leaf in partitions::leaves(outbox, &mut conn, &table).await? {
+            let Some((_, end)) = leaf.bounds else { continue };
+            if last < end || limit < end - 1 || !is_old(outbox, &mut conn, &table, &leaf, retention).await? {
+                break;
+            }
+            (pruned.partitions, after) = (pruned.partitions + 1, end - 1);
+        }
+    }
+    let slack = if table.partitioned { retention.keep / SLACK } else { Duration::ZERO };
+    let sql = format!(
+        "SELECT count(*) FROM {table} t WHERE {seq} <= $1 AND ({seq} <= $2 OR {seq} < coalesce((SELECT min({seq}) \
+         FROM {table} t WHERE {seq} > $2 AND {young}), {end}))",
+        table = table.columns.table,
+        seq = table.seq(),
+        young = is_young(&table, "$3"),
+        end = i64::MAX,
+    );
+    let events: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(limit)
+        .bind(after)
+        .bind((retention.keep + slack).as_secs_f64())
+        .fetch_one(conn.get())
+        .await
+        .map_err(&failed)?;
+    pruned.events = events.unsigned_abs();
+    (pruned.floor, _) = consumers::floor(outbox, &mut conn, &table).await?;
+    pruned.held_by = held_by(outbox, &mut conn, &table, retention).await?;
+    conn.commit().await?;
+    Ok(pruned)
+}
+
+/// Whether `t` is younger than a parameter in seconds. A row without a time is, so that it stays.
+fn is_young(table: &LogTable, keep: &str) -> String {
+    format!("coalesce({} >= now() - make_interval(secs => {keep}), true)", table.columns.created_at())
+}
+
+/// Whether all events of a partition are old.
+async fn is_old(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &LogTable,
+    leaf: &Leaf,
+    retention: Retention,
+) -> Result<bool> {
+    let sql = format!("SELECT NOT EXISTS (SELECT FROM {} t WHERE {})", leaf.name, is_young(table, "$1"));
+    sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(retention.keep.as_secs_f64())
+        .fetch_one(conn.get())
+        .await
+        .map_err(doing("looking for old partitions"))
+}
+
 /// The slowest consumer and its offset; none without consumers.
 async fn slowest(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result<Option<(String, i64)>> {
     let sql = match &table.columns.spec.log.offsets {
@@ -126,18 +189,7 @@ async fn drop_leaf(
                 Err(error) => return Err(failed(error)),
             }
         }
-        let sql = format!(
-            "SELECT NOT EXISTS (SELECT FROM {} t WHERE {} >= now() - make_interval(secs => $1))",
-            leaf.name,
-            c.created_at()
-        );
-        let old: bool = sqlx::query_scalar(AssertSqlSafe(sql))
-            .persistent(!outbox.pooled)
-            .bind(retention.keep.as_secs_f64())
-            .fetch_one(conn.get())
-            .await
-            .map_err(&failed)?;
-        if !old {
+        if !is_old(outbox, &mut conn, table, leaf, retention).await? {
             return Ok(Some(None));
         }
         if round == 0 {
@@ -183,8 +235,9 @@ async fn delete_some(
     let limit = limit(outbox, &mut conn, table, retention).await?;
     let (seq, created) = (table.seq(), c.created_at());
     let sql = format!(
-        "WITH head AS (SELECT {seq} AS seq, {created} AS created FROM {table} t WHERE {seq} <= $1 ORDER BY {seq} LIMIT {CHUNK}), \
-         young AS (SELECT min(seq) AS seq FROM head WHERE created >= now() - make_interval(secs => $2)), \
+        "WITH head AS (SELECT {seq} AS seq, {created} AS created, {young} AS young FROM {table} t WHERE {seq} <= $1 \
+           ORDER BY {seq} LIMIT {CHUNK}), \
+         young AS (SELECT min(seq) AS seq FROM head WHERE young), \
          gone AS (DELETE FROM {table} t USING head h, young y WHERE {seq} = h.seq AND (y.seq IS NULL OR h.seq < y.seq) \
            RETURNING h.seq, h.created), \
          total AS (SELECT count(*) AS events, max(seq) AS seq, max(created) AS created FROM gone), \
@@ -192,6 +245,7 @@ async fn delete_some(
            ON CONFLICT (outbox) DO UPDATE SET floor = greatest(l.floor, excluded.floor), \
              floor_time = greatest(l.floor_time, excluded.floor_time)) \
          SELECT events FROM total",
+        young = is_young(table, "$2"),
         table = c.table,
         log = outbox.own("log"),
         name = literal(&c.outbox),

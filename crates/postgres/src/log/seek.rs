@@ -15,6 +15,7 @@ use sqlx::{AssertSqlSafe, Row};
 use super::{
     LogTable, admin, consumers,
     holes::{self, Holes},
+    witness,
 };
 use crate::{PgOutbox, columns::qualified, error::doing, members, outbox::Conn};
 
@@ -77,18 +78,24 @@ pub(super) async fn seek(
     let mut conn = outbox.begin().await?;
     // Counted before anything is locked: it may take long, and relays that cannot settle lose their leases.
     let known = admin::require(outbox, &mut conn, &table, consumer).await?;
-    let about = target(outbox, &mut conn, &table, to, end).await?;
-    let (again, skipped) = count(outbox, &mut conn, &table, &known, &group, about).await?;
+    let set_back = is_set_back(outbox, &mut conn, &table, consumer).await?;
+    let about = target(outbox, &mut conn, &table, to, end, set_back).await?;
+    let (again, skipped) = count(outbox, &mut conn, &table, &known, &group, about, set_back).await?;
     members::lock_group(outbox, &mut conn, &table.columns).await?;
     admin::require(outbox, &mut conn, &table, consumer).await?;
-    let to = target(outbox, &mut conn, &table, to, end).await?;
-    let from = lock_offsets(outbox, &mut conn, &table, consumer, &group).await?;
+    let set_back = is_set_back(outbox, &mut conn, &table, consumer).await?;
+    let to = target(outbox, &mut conn, &table, to, end, set_back).await?;
+    witness::forget(outbox, &mut conn, &table, consumer, set_back).await?;
+    let (from, furthest) = lock_offsets(outbox, &mut conn, &table, consumer, &group).await?;
     let mut seek =
         Seek { consumer: consumer.to_owned(), from, to, again, skipped, parked_dropped: 0, forgotten: 0 };
     if options.forget_inbox {
         seek.forgotten = forget(outbox, &mut conn, &table, consumer, to).await?;
     }
     seek.parked_dropped = drop_parked(outbox, &mut conn, &table, consumer, to).await?;
+    if to < furthest {
+        remember_replay(outbox, &mut conn, &table, consumer, to).await?;
+    }
     move_all(outbox, &mut conn, &table, consumer, &group, to).await?;
     if options.dry_run {
         // What would happen has happened, to nobody.
@@ -99,6 +106,12 @@ pub(super) async fn seek(
     Ok(seek)
 }
 
+/// Whether numbers are drawn again that the consumer, or retention, has passed.
+async fn is_set_back(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable, consumer: &str) -> Result<bool> {
+    let look = witness::look(outbox, conn, table, consumer, None).await?;
+    Ok(look.top < look.floor || look.set_back(None).is_some())
+}
+
 /// The offset that is meant.
 async fn target(
     outbox: &PgOutbox,
@@ -106,8 +119,11 @@ async fn target(
     table: &LogTable,
     to: SeekTo,
     end: Option<i64>,
+    set_back: bool,
 ) -> Result<i64> {
-    let (floor, floor_time) = consumers::floor(outbox, conn, table).await?;
+    // Where numbers are drawn again, those that retention has noted down are other ones.
+    let (floor, floor_time) =
+        if set_back { (0, None) } else { consumers::floor(outbox, conn, table).await? };
     let last = consumers::last_value(outbox, conn, table).await?;
     Ok(match to {
         SeekTo::Seq(seq) => {
@@ -168,14 +184,14 @@ async fn at_time(
     Ok((first - 1).max(floor))
 }
 
-/// Locks the consumer's partitions against its relays; returns the smallest offset.
+/// Locks the consumer's partitions against its relays; returns the smallest offset and the largest.
 async fn lock_offsets(
     outbox: &PgOutbox,
     conn: &mut Conn,
     table: &LogTable,
     consumer: &str,
     group: &str,
-) -> Result<i64> {
+) -> Result<(i64, i64)> {
     let failed = doing("reading offsets");
     let sql = format!(
         "SELECT coalesce(last_seq, 0) FROM {} WHERE outbox = $1 AND grp = $2 ORDER BY n FOR UPDATE",
@@ -189,12 +205,19 @@ async fn lock_offsets(
         .await
         .map_err(&failed)?;
     match &table.columns.spec.log.offsets {
-        Some(foreign) => consumers::foreign_offset(outbox, conn, foreign, consumer, None).await,
-        None => Ok(offsets.into_iter().min().unwrap_or(0)),
+        Some(foreign) => {
+            let offset = consumers::foreign_offset(outbox, conn, foreign, consumer, None).await?;
+            Ok((offset, offset))
+        }
+        None => {
+            let (first, last) = (offsets.iter().min(), offsets.iter().max());
+            Ok((first.copied().unwrap_or(0), last.copied().unwrap_or(0)))
+        }
     }
 }
 
-/// How many events come again, and how many are never delivered.
+/// How many events come again, and how many are never delivered. Where the log was set back, the offset says nothing
+/// about what was delivered: everything before the target counts as skipped.
 async fn count(
     outbox: &PgOutbox,
     conn: &mut Conn,
@@ -202,6 +225,7 @@ async fn count(
     known: &admin::Known,
     group: &str,
     to: i64,
+    set_back: bool,
 ) -> Result<(u64, u64)> {
     let failed = doing("counting events");
     let c = &table.columns;
@@ -213,9 +237,9 @@ async fn count(
         "WITH offsets AS (SELECT n, coalesce($5::bigint, last_seq) AS last_seq FROM {partition} \
            WHERE outbox = $1 AND grp = $2) \
          SELECT count(*) FILTER (WHERE {seq} > $3 AND {seq} <= o.last_seq) AS again, \
-           count(*) FILTER (WHERE {seq} <= $3 AND {seq} > o.last_seq) AS skipped \
+           count(*) FILTER (WHERE {seq} <= $3 AND ({seq} > o.last_seq OR $6)) AS skipped \
          FROM {table} t JOIN offsets o ON o.n = {part} \
-         WHERE {seq} > least($3, (SELECT min(last_seq) FROM offsets)) AND {seq} <= greatest($3, (SELECT max(last_seq) FROM offsets)) \
+         WHERE ({seq} > least($3, (SELECT min(last_seq) FROM offsets)) OR $6) AND {seq} <= greatest($3, (SELECT max(last_seq) FROM offsets)) \
            AND (cardinality($4::text[]) = 0 OR {stream} = ANY($4))",
         partition = outbox.own("partition"),
         seq = table.seq(),
@@ -230,6 +254,7 @@ async fn count(
         .bind(to)
         .bind(&known.streams)
         .bind(foreign)
+        .bind(set_back)
         .fetch_one(conn.get())
         .await
         .map_err(&failed)?;
@@ -282,6 +307,33 @@ async fn drop_parked(
         .await
         .map_err(doing("dropping parked events"))?;
     Ok(gone.rows_affected())
+}
+
+/// Gives the replay a number, by the clock: one that was removed with its consumer may not come back. What was to come
+/// again by an earlier replay and has not yet is part of this one.
+async fn remember_replay(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &LogTable,
+    consumer: &str,
+    to: i64,
+) -> Result<()> {
+    let through = consumers::last_value(outbox, conn, table).await?;
+    let sql = format!(
+        "UPDATE {} SET replay = greatest(coalesce(replay, 0) + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), \
+         replay_after = least(coalesce(replay_after, $3), $3), replay_through = $4 WHERE outbox = $1 AND name = $2",
+        outbox.own("consumer")
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&table.columns.outbox)
+        .bind(consumer)
+        .bind(to)
+        .bind(through)
+        .execute(conn.get())
+        .await
+        .map_err(doing("noting the replay"))?;
+    Ok(())
 }
 
 async fn move_all(

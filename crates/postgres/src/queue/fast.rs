@@ -22,6 +22,9 @@ use airtight_core::{
 
 use crate::columns::{Columns, col};
 
+/// A count that is larger by one still fits; one that did not would fail the claim of all rows.
+const MOST: i32 = i32::MAX - 1;
+
 /// How many slots a key may fall into; see the migration.
 pub(super) const SLOTS: u16 = 64;
 
@@ -182,10 +185,15 @@ fn claim_assignments(c: &Columns, n: &Names) -> String {
         format!("{} = {}", bare(&c.status.column), airtight_core::table::literal(word)),
         format!("{} = $1", bare_of(&n.token)),
         format!("{} = now() + make_interval(secs => $4)", bare_of(&n.locked)),
-        format!("{} = {} + ({})::int", bare_of(&n.lost), n.lost, n.processing),
+        format!("{} = least({}, {MOST}) + ({})::int", bare_of(&n.lost), n.lost, n.processing),
     ];
     if matches!(c.spec.count, Some(Count::Attempts(_))) {
-        set.push(format!("{} = {} + (NOT {})::int", bare_of(&n.attempts), n.attempts, n.processing));
+        set.push(format!(
+            "{} = least({}, {MOST}) + (NOT {})::int",
+            bare_of(&n.attempts),
+            n.attempts,
+            n.processing
+        ));
     }
     set.extend(c.spec.last_attempt_at.iter().map(|column| format!("{} = now()", bare(column))));
     set.extend(c.spec.updated_at.iter().map(|column| format!("{} = now()", bare(column))));

@@ -115,8 +115,8 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     // Where attempts are counted here, the row as it is now decides: between this claim's snapshot and its lock
     // another relay may have claimed the event and failed.
     let attempts_now = match &c.spec.count {
-        Some(_) => "excluded.attempts",
-        None => "s.attempts + (s.claim_token IS NULL)::int",
+        Some(_) => "excluded.attempts".to_owned(),
+        None => format!("{} + (s.claim_token IS NULL)::int", c.attempts()),
     };
     let attempt = match &c.spec.count {
         Some(Count::Retries(_)) => "candidate.attempts + 1",
@@ -230,7 +230,7 @@ fn moved(c: &Columns) -> String {
         set.push(format!("{} = {}", quote(&c.status.column), literal(&processing.word)));
     }
     if let Some(Count::Attempts(column)) = &c.spec.count {
-        set.push(format!("{} = leased.attempts", quote(column)));
+        set.push(format!("{} = least(leased.attempts, {})", quote(column), c.most(column)));
     }
     if let Some(column) = &c.spec.claim_token {
         let cast = if c.is_uuid(column) { "" } else { "::text" };
@@ -262,7 +262,7 @@ fn moved(c: &Columns) -> String {
 fn refunded(c: &Columns, alone: bool) -> String {
     let Some(Count::Attempts(column)) = &c.spec.count else { return String::new() };
     format!(
-        ", refunded AS (UPDATE {} t SET {column} = greatest(t.{column} - 1, 0) FROM candidate x \
+        ", refunded AS (UPDATE {} t SET {column} = greatest(t.{column}, 1) - 1 FROM candidate x \
          WHERE {} = x.identity AND x.suspect AND x.takeover AND NOT {alone})",
         c.table,
         c.identity(),

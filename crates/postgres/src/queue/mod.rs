@@ -17,13 +17,14 @@ use airtight_core::{
     Backlog, Order, Result, Verdict,
     group::{Member, Members, Pulse, evicted},
     queue::{ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey},
+    table::TableSpec,
 };
 use async_trait::async_trait;
 use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
 pub(crate) use self::settle::{LONGEST_WAIT, mark, storable};
-use crate::{PgOutbox, columns::Columns, decode, error::doing, listen::Listener, members};
+use crate::{PgOutbox, columns::Columns, decode, error::doing, fits, listen::Listener, members};
 
 /// With total order more would only be given back when one fails.
 const TOTAL_BATCH: usize = 100;
@@ -100,6 +101,10 @@ impl Members for PgQueue {
 
 #[async_trait]
 impl QueueStore for PgQueue {
+    fn table(&self) -> Option<&TableSpec> {
+        Some(&self.outbox.spec)
+    }
+
     async fn open(&self) -> Result<()> {
         let mut conn = self.outbox.acquire().await?;
         let columns = Columns::load(&self.outbox, &mut conn).await?;
@@ -107,6 +112,7 @@ impl QueueStore for PgQueue {
             && self.outbox.options.spec.is_none()
             && self.outbox.is_notifying(&mut conn).await?;
         conn.commit().await?;
+        fits::at_start(&self.outbox, &columns, Some(&columns.status)).await?;
         // Opening again after a failure further on finds these set already.
         let _ = self.columns.set(Arc::new(columns));
         // Behind a pooler there is no session to listen in, unless another URL leads to one.
@@ -178,10 +184,17 @@ impl QueueStore for PgQueue {
         } else {
             "0::bigint".into()
         };
+        // What is held there waits for another event, and not for a time.
+        let (side, later) = match c.is_fast() {
+            true => (String::new(), "o.retry > now() AND o.retry < 'infinity'"),
+            false => (c.join_side(), "o.retry > now()"),
+        };
         let sql = format!(
-            "SELECT count(*), {blocked} FROM (SELECT {} AS key, ROW({order}) AS place FROM {} t \
-             WHERE {} AND {ours}) AS o",
+            "SELECT count(*), {blocked}, count(*) FILTER (WHERE {later}), \
+               least(extract(epoch FROM min(o.retry) FILTER (WHERE {later} AND isfinite(o.retry)) - now()), 3e9)::float8 \
+             FROM (SELECT {} AS key, ROW({order}) AS place, {} AS retry FROM {} t {side} WHERE {} AND {ours}) AS o",
             c.key(),
+            c.next_retry_at(),
             c.table,
             c.is_open(),
         );
@@ -194,7 +207,17 @@ impl QueueStore for PgQueue {
             .map_err(doing("counting the backlog"))?;
         conn.commit().await?;
         let count = |index: usize| row.try_get::<i64, _>(index).map_err(doing("counting the backlog"));
-        let mut backlog = Backlog { unfinished: count(0)?.unsigned_abs(), blocked: count(1)?.unsigned_abs() };
+        let not_due = count(2)?.unsigned_abs();
+        let next: Option<f64> = row.try_get(3).map_err(doing("counting the backlog"))?;
+        // As long as a century is never.
+        let next_due =
+            next.filter(|next| *next < 3e9).and_then(|next| Duration::try_from_secs_f64(next).ok());
+        let mut backlog = Backlog {
+            unfinished: count(0)?.unsigned_abs(),
+            blocked: count(1)?.unsigned_abs(),
+            not_due,
+            next_due,
+        };
         if member.block_on_dead && member.order == Order::Total && self.has_dead(c, member).await? {
             backlog.blocked = backlog.unfinished;
         }

@@ -6,7 +6,7 @@ use airtight_core::{
     Error, Order, Result, Verdict,
     group::Member,
     queue::{RowClaim, RowKey},
-    table::{Count, Role, Test, literal, quote},
+    table::{Condition, Count, Test, literal, quote},
 };
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
@@ -141,12 +141,27 @@ pub(crate) async fn mark(
         // One that is dead may still be delivered, once a person has said so.
         let open =
             if kind == Kind::Delivered { format!("NOT {}", c.is(&c.status.done)) } else { c.is_open() };
+        let error =
+            side_error(c, "excluded").replace(".code", ".error_code").replace(".message", ".error_message");
+        let side = match kind == Kind::Delivered || error.is_empty() {
+            true => format!(
+                "DELETE FROM {side} s USING v WHERE s.outbox = {name} AND s.event = v.id",
+                side = c.side,
+                name = literal(&c.outbox)
+            ),
+            // What the table has no column for would be forgotten otherwise.
+            false => format!(
+                "INSERT INTO {side} AS s (outbox, event, error_code, error_message, unknown) \
+                 SELECT {name}, m.id, m.code, m.message, {unknown} FROM marked m ON CONFLICT (outbox, event) DO UPDATE SET \
+                 claim_token = NULL, locked_until = NULL, next_retry_at = NULL, unknown = excluded.unknown{error}",
+                side = c.side,
+                name = literal(&c.outbox)
+            ),
+        };
         let sql = format!(
             "WITH v AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS v(id, code, message)), \
-             side AS (DELETE FROM {side} s USING v WHERE s.outbox = {name} AND s.event = v.id) \
-             UPDATE {table} t SET {set} FROM v WHERE {id} = v.id::{cast} AND {open}",
-            side = c.side,
-            name = literal(&c.outbox),
+             marked AS (UPDATE {table} t SET {set} FROM v WHERE {id} = v.id::{cast} AND {open} \
+               RETURNING v.id, v.code, v.message) {side}",
             table = c.table,
             set = set.join(", "),
             id = c.identity(),
@@ -223,8 +238,8 @@ fn general(c: &Columns, order: Order, kind: Kind) -> String {
     let free = "claim_token = NULL, locked_until = NULL";
     let returning = "RETURNING v.id AS event, v.wait, v.code, v.message, s.attempts";
     // What the table holds itself need not be kept here; a row is kept only while it says something.
-    let error_here = c.spec.error_message.is_none();
-    let error = if error_here { ", error_code = v.code, error_message = v.message" } else { "" };
+    let error = side_error(c, "v");
+    let error_here = !error.is_empty();
     let won = match kind {
         Kind::Delivered => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
         Kind::Dead if !error_here => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
@@ -265,6 +280,13 @@ fn general(c: &Columns, order: Order, kind: Kind) -> String {
     )
 }
 
+/// What the side table keeps of an error because the table has no column for it: `, name = alias.name` for each.
+fn side_error(c: &Columns, alias: &str) -> String {
+    let code = c.spec.error_code.is_none().then(|| format!(", error_code = {alias}.code"));
+    let message = c.spec.error_message.is_none().then(|| format!(", error_message = {alias}.message"));
+    code.into_iter().chain(message).collect()
+}
+
 /// What a verdict writes into the table, apart from the lease.
 fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
     let spec = &c.spec;
@@ -295,18 +317,28 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
     let mut count = None;
     match (&spec.count, kind) {
         (Some(Count::Attempts(column)), Kind::Released | Kind::Away) => {
-            count = Some((column, format!("greatest(t.{} - 1, 0)", quote(column))));
+            count = Some((column, format!("greatest(t.{}, 1) - 1", quote(column))));
         }
         (Some(Count::Retries(column)), Kind::Retry | Kind::Dead) => {
-            count = Some((column, format!("coalesce(t.{}, 0) + 1", quote(column))));
+            // At its end it stays there: a count that overflows would fail the settle of all rows.
+            let most = c.most(column) - 1;
+            count =
+                Some((column, format!("least(greatest(coalesce(t.{}, 0), 0), {most}) + 1", quote(column))));
         }
         _ => {}
     }
     // A role that shares its word with another is told apart by its count: a permanent failure spends it.
-    if let Some((column, least)) = spent(role) {
-        let base =
-            count.filter(|(name, _)| *name == column).map_or(format!("t.{}", quote(column)), |(_, e)| e);
-        count = Some((column, format!("greatest({base}, {least})")));
+    if let Some(Condition { column, test, value }) = &role.when {
+        let base = || match &count {
+            Some((name, expression)) if *name == column => expression.clone(),
+            _ => format!("t.{}", quote(column)),
+        };
+        match test {
+            Test::AtLeast => count = Some((column, format!("greatest({}, {value})", base()))),
+            Test::Equal => count = Some((column, value.to_string())),
+            // One that has failed too often is what the table's own words make of it.
+            Test::Less => {}
+        }
     }
     set.extend(count.map(|(column, value)| format!("{} = {value}", quote(column))));
 
@@ -339,9 +371,4 @@ fn assignments(c: &Columns, kind: Kind) -> Vec<String> {
         spec.updated_at.iter().map(|column| format!("{} = {}", quote(column), c.write_time(column, "now()"))),
     );
     set
-}
-
-/// The count that a role demands at least.
-fn spent(role: &Role) -> Option<(&String, i64)> {
-    role.when.as_ref().filter(|when| when.test == Test::AtLeast).map(|when| (&when.column, when.value))
 }

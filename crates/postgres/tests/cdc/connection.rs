@@ -4,7 +4,7 @@ use std::{process::Command, time::Duration};
 
 use airtight_core::{Result, admin::Admin};
 use airtight_postgres::CdcOptions;
-use airtight_testkit::{postgres_server::PrivateServer, wait::eventually};
+use airtight_testkit::{logged::Logged, postgres_server::PrivateServer, wait::eventually};
 
 use crate::support::{Fixture, Recorder, SOON, event};
 
@@ -206,4 +206,39 @@ async fn limits_for_clients_in_a_hurry_do_not_end_the_snapshot() {
     sink.has(3000).await;
     relay.stop().await;
     assert_eq!(sink.count(), 3000, "the table was read once");
+}
+
+#[tokio::test]
+async fn a_password_that_is_changed_is_not_tried_several_times_a_second() {
+    let Some(server) = PrivateServer::start_with("rotated", &["wal_level = logical"]) else { return };
+    let log = Logged::start();
+    let f = Fixture::on(&server.url()).await;
+    let port = server.port();
+    f.sql("CREATE ROLE streams SUPERUSER LOGIN PASSWORD 'one'").await;
+    server.let_in("host all airtight 127.0.0.1/32 trust\nhost all streams 127.0.0.1/32 scram-sha-256\n");
+    let url = format!("postgres://streams:one@127.0.0.1:{port}/postgres");
+    let (sink, options) = (Recorder::default(), CdcOptions { url: Some(url), ..f.options() });
+    let relay = f.start_with(options, &sink);
+    f.publish("a", 0..1).await;
+    sink.has(1).await;
+    f.streams().await;
+    for (wrong, right) in [
+        ("ALTER ROLE streams PASSWORD 'two'", "ALTER ROLE streams PASSWORD 'one'"),
+        ("ALTER ROLE streams NOSUPERUSER NOREPLICATION", "ALTER ROLE streams SUPERUSER"),
+    ] {
+        f.sql(wrong).await;
+        eventually(SOON, "the walsender to end", async || f.end_walsender().await).await;
+        let before = log.count("cannot read the outbox");
+        let end = std::time::Instant::now() + Duration::from_secs(8);
+        eventually(SOON, "some time to pass", async || std::time::Instant::now() > end).await;
+        let tries = log.count("cannot read the outbox") - before;
+        println!("{wrong}: {tries} tries in 8 s");
+        // After 0.2, 0.4, 0.8, 1.6, 3.2 s and so on.
+        assert!((2..=8).contains(&tries), "{tries} tries in 8 s:\n{}", log.text());
+        f.sql(right).await;
+        f.streams().await;
+    }
+    f.publish("a", 1..2).await;
+    sink.has(2).await;
+    relay.stop().await;
 }

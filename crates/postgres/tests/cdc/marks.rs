@@ -1,6 +1,10 @@
 //! What the table's own status says, and going from one way of reading to another.
 
-use airtight_core::{Error, Relay, queue::QueueOptions};
+use airtight_core::{
+    Error, Relay,
+    admin::{Admin, Filter},
+    queue::QueueOptions,
+};
 use airtight_testkit::{sources::SourceUnderTest, wait::eventually};
 use tokio_util::sync::CancellationToken;
 
@@ -101,6 +105,11 @@ async fn a_table_with_words_of_its_own_gets_these() {
         f.number("SELECT count(*) FROM shop.\"Legacy Outbox\" WHERE state = 'SENT' AND sent IS NULL").await,
         0
     );
+    // What the table has no column for is remembered beside it.
+    let dead = Filter { aggregate_id: Some("dead".into()), ..Filter::default() };
+    for row in f.outbox.list(&dead).await.unwrap() {
+        assert_eq!((row.error_code.as_deref(), row.error_message.as_deref()), (Some("never"), Some("no")));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

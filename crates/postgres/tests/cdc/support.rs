@@ -196,6 +196,12 @@ impl Running {
         self.task.await.unwrap().unwrap()
     }
 
+    /// Stops it as a shutdown would, whatever that says.
+    pub(crate) async fn stopped(self) {
+        self.stop.cancel();
+        let _ = self.task.await.unwrap();
+    }
+
     /// Drops everything where it stands, as a kill would.
     pub(crate) async fn kill(self) {
         self.task.abort();

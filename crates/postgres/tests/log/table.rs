@@ -12,7 +12,7 @@ use airtight_postgres::{PgOptions, PgOutbox};
 use airtight_testkit::wait::eventually;
 use uuid::Uuid;
 
-use crate::support::{Fixture, SOON, event, insert};
+use crate::support::{Fixture, Reader, SOON, event, insert};
 
 #[tokio::test]
 async fn events_come_in_order_and_offsets_last() {
@@ -245,8 +245,9 @@ async fn what_would_break_the_rule_is_refused_with_the_statement_that_mends_it()
             "SELECT setval('airtight.outbox_seq', 500); INSERT INTO airtight.partition (outbox, grp, n, last_seq) \
              VALUES ('airtight.outbox', 'log:c', 0, 600)",
             "sequence_behind",
-            "setval(",
-            "SELECT setval('airtight.outbox_seq', 600)",
+            "`airtight consumers seek c --earliest`",
+            // There is no such consumer, only its offset.
+            "DELETE FROM airtight.partition WHERE grp = 'log:c'",
         ),
     ];
     for (breaks, code, mends, mend) in cases {
@@ -277,7 +278,14 @@ async fn row_security_that_hides_rows_is_refused() {
         PgOutbox::connect(&url, PgOptions { shape: Shape::Log, ..PgOptions::default() }).await.unwrap();
     let error = outbox.log(LogOptions::consumer("c")).open().await.unwrap_err();
     assert_eq!(error.code(), "row_security", "{error}");
-    assert!(error.message().contains("BYPASSRLS"), "{error}");
+    let (_, remedy) = error.message().split_once("Mend it: ").unwrap();
+    assert_eq!(remedy, format!("ALTER ROLE {role} BYPASSRLS"));
+    f.publish("k", 1).await;
+    f.sql(remedy).await;
+    let reader = Reader { log: outbox.log(LogOptions::consumer("c")) };
+    reader.log.open().await.unwrap();
+    assert_eq!(reader.seqs(1).await, [1]);
+    reader.close().await;
     outbox.pool().close().await;
     f.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
@@ -299,6 +307,20 @@ async fn a_column_without_a_sequence_is_refused() {
     assert!(error.message().contains("SET DEFAULT nextval"), "{error}");
     let findings = outbox.check().await.unwrap();
     assert!(findings[0].fatal, "{findings:?}");
+    let row = |seq: &str| {
+        format!(
+            "INSERT INTO public.journal (seq, id, stream, event_type, aggregate_type, aggregate_id, op, occurred_at, created_at) \
+             VALUES ({seq}, gen_random_uuid(), 's', 'T', 'A', 'k', 'upsert', now(), now())"
+        )
+    };
+    f.sql(&row("1")).await;
+    let (_, remedy) = error.message().split_once("Mend it: ").unwrap();
+    f.sql(remedy).await;
+    f.sql(&row("DEFAULT")).await;
+    let reader = Reader { log: outbox.log(LogOptions::consumer("c")) };
+    reader.log.open().await.unwrap();
+    assert_eq!(reader.seqs(2).await, [1, 2], "what was there, and what came since");
+    reader.close().await;
 }
 
 #[tokio::test]

@@ -35,7 +35,7 @@ const COUNT_UP_TO: i64 = 100_000;
 impl LogAdmin for SqliteOutbox {
     async fn consumers(&self) -> Result<Vec<Consumer>> {
         let sql = self.log_sql()?;
-        let mut tx = self.pool().begin().await.map_err(db)?;
+        let mut tx = self.snapshot().await?;
         consumers(&mut tx, sql).await
     }
 
@@ -85,7 +85,7 @@ impl LogAdmin for SqliteOutbox {
 
     async fn lag(&self, consumer: &str) -> Result<u64> {
         let sql = self.log_sql()?;
-        let mut tx = self.pool().begin().await.map_err(db)?;
+        let mut tx = self.snapshot().await?;
         known(&mut tx, sql, consumer).await?;
         let offset = smallest(&offsets(&mut tx, sql, consumer).await?);
         Ok(u64::try_from(end(&mut tx, sql).await? - offset).unwrap_or(0))
@@ -93,14 +93,14 @@ impl LogAdmin for SqliteOutbox {
 
     async fn parked(&self, filter: &ParkedFilter) -> Result<Vec<Parked>> {
         let sql = self.log_sql()?;
-        let mut tx = self.pool().begin().await.map_err(db)?;
+        let mut tx = self.snapshot().await?;
         known_or_all(&mut tx, sql, filter).await?;
         inspect::list_parked(&mut tx, sql, filter).await
     }
 
     async fn show_parked(&self, consumer: &str, seq: i64) -> Result<Option<Detail>> {
         let sql = self.log_sql()?;
-        let mut tx = self.pool().begin().await.map_err(db)?;
+        let mut tx = self.snapshot().await?;
         known(&mut tx, sql, consumer).await?;
         inspect::show_parked(&mut tx, sql, consumer, seq).await
     }
@@ -115,6 +115,10 @@ impl LogAdmin for SqliteOutbox {
 
     async fn prune_log(&self, retention: Retention, progress: &(dyn Fn(u64) + Sync)) -> Result<Pruned> {
         retain::prune_log(self, retention, progress).await
+    }
+
+    async fn prunable(&self, retention: Retention) -> Result<Pruned> {
+        retain::prunable(self, retention).await
     }
 
     async fn prune_inbox(&self, keep: Duration) -> Result<u64> {

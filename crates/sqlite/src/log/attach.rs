@@ -3,7 +3,7 @@
 use airtight_core::{
     Error, Order, Result,
     group::Member,
-    log::{Standing, Start, Watch, behind_retention, unknown_consumer},
+    log::{Replay, Standing, Start, Watch, behind_retention, unknown_consumer},
 };
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -199,12 +199,14 @@ pub(super) async fn positions(
 ) -> Result<Vec<Standing>> {
     let sql = outbox.log_sql()?;
     // One snapshot for all of it.
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     let numbers = json!(partitions).to_string();
     let select = format!(
-        "SELECT p.n, p.epoch, f.last_seq FROM airtight_partition AS p JOIN airtight_offset AS f \
+        "SELECT p.n, p.epoch, f.last_seq, c.replay, c.replay_after, c.replay_through \
+         FROM airtight_partition AS p JOIN airtight_offset AS f \
          ON f.outbox = p.outbox AND f.consumer = ?2 AND f.n = p.n \
+         LEFT JOIN airtight_consumer AS c ON c.outbox = p.outbox AND c.name = ?2 \
          WHERE p.outbox = {} AND p.grp = ?1 AND p.owner = ?3 AND p.n IN (SELECT value FROM json_each(?4)) ORDER BY p.n",
         sql.name()
     );
@@ -225,6 +227,10 @@ pub(super) async fn positions(
             waiting: Vec::new(),
             // Reading on leaves out what is parked by itself.
             parked: Vec::new(),
+            replay: match (row.try_get(3), row.try_get(4), row.try_get(5)) {
+                (Ok(Some(id)), Ok(Some(after)), Ok(Some(through))) => Some(Replay { id, after, through }),
+                _ => None,
+            },
         });
     }
     let (floor, last) = (floor(conn, sql).await?.seq, end(conn, sql).await?);
@@ -260,7 +266,7 @@ pub(super) async fn positions(
 
 pub(super) async fn watch(outbox: &SqliteOutbox, member: &Member) -> Result<Watch> {
     let sql = outbox.log_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let select =
         format!("SELECT paused, revision FROM airtight_consumer WHERE outbox = {} AND name = ?1", sql.name());
     let row = sqlx::query(AssertSqlSafe(select))

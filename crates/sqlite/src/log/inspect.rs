@@ -147,7 +147,7 @@ fn columns(sql: &Sql) -> String {
 
 pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<Row>> {
     let sql = outbox.log_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let limit =
         i64::try_from(if filter.limit == 0 { DEFAULT_LIMIT } else { filter.limit }).unwrap_or(i64::MAX);
     let direction = if filter.newest_first { "DESC" } else { "ASC" };
@@ -195,7 +195,7 @@ pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<R
 /// One event of the log; or, where retention has removed it, as somebody has parked it.
 pub(crate) async fn show(outbox: &SqliteOutbox, id: &str) -> Result<Option<Detail>> {
     let sql = outbox.log_sql()?;
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     if let Some(number) = find(conn, sql, id).await? {
         let which = format!("FROM {} AS o WHERE {} = ?1", sql.spec.qualified(), seq(sql, "o"));
@@ -265,7 +265,7 @@ async fn parked_by_id(
 /// Retries or discards an event wherever it is parked and waits for a person.
 pub(crate) async fn act(outbox: &SqliteOutbox, id: &str, retry: bool) -> Result<Acted> {
     let sql = outbox.log_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let parked = parked_by_id(&mut conn, sql, id).await?;
     let stored = find(&mut conn, sql, id).await?.is_some();
     drop(conn);
@@ -303,7 +303,7 @@ pub(crate) fn dead(filter: &Filter) -> ParkedFilter {
 
 pub(crate) async fn status(outbox: &SqliteOutbox) -> Result<Status> {
     let sql = outbox.log_sql()?;
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     let held = format!(
         "SELECT count(*) FROM (SELECT DISTINCT consumer, aggregate_id FROM airtight_parked \
@@ -347,7 +347,8 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
             Some("unknown") => stream.unknown += count,
             _ => {
                 stream.retrying += count;
-                stream.oldest_pending_seconds = row.try_get_unchecked(3).map_err(db)?;
+                let age: Option<f64> = row.try_get_unchecked(3).map_err(db)?;
+                stream.oldest_pending_seconds = age.map(|age| age.max(0.0));
             }
         }
     }
@@ -356,7 +357,7 @@ async fn streams(conn: &mut SqliteConnection, sql: &Sql) -> Result<BTreeMap<Stri
 
 pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<BlockedKey>> {
     let sql = outbox.log_sql()?;
-    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let mut conn = outbox.acquire().await?;
     let select = format!(
         "SELECT p.aggregate_id, e.id, e.state, count(*) FROM airtight_parked AS p JOIN airtight_parked AS e \
          ON e.outbox = p.outbox AND e.consumer = p.consumer AND e.aggregate_id = p.aggregate_id AND e.seq = \

@@ -180,7 +180,7 @@ fn not_parked(sql: &Sql, consumer: usize) -> String {
 
 pub(super) async fn backlog(outbox: &SqliteOutbox, member: &Member, block_on_dead: bool) -> Result<Backlog> {
     let sql = outbox.log_sql()?;
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     let consumer = member.consumer();
     let offsets = offsets(conn, sql, consumer).await?;
@@ -199,5 +199,6 @@ pub(super) async fn backlog(outbox: &SqliteOutbox, member: &Member, block_on_dea
     Ok(Backlog {
         unfinished: ahead.events + waiting,
         blocked: if block_on_dead && member.order == Order::Key { blocked } else { 0 },
+        ..Backlog::default()
     })
 }

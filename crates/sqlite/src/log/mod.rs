@@ -103,7 +103,7 @@ impl Members for SqliteLog {
 #[async_trait]
 impl LogStore for SqliteLog {
     async fn open(&self) -> Result<()> {
-        let mut conn = self.outbox.pool().acquire().await.map_err(db)?;
+        let mut conn = self.outbox.acquire().await?;
         // First, since it knows best what the file holds.
         schema::refuse_other_shape(&mut conn, self.outbox.sql()).await?;
         let problems = problems(&mut conn, self.outbox.log_sql()?).await?;

@@ -133,7 +133,7 @@ pub(super) async fn unhold(
 
 pub(super) async fn due(outbox: &SqliteOutbox, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due> {
     let sql = outbox.log_sql()?;
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     let consumer = request.member.consumer();
     let (numbers, except) = (json!(request.partitions).to_string(), json!(except).to_string());

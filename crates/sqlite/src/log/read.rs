@@ -26,7 +26,7 @@ use crate::{
 pub(super) async fn read(outbox: &SqliteOutbox, request: &ReadRequest<'_>) -> Result<Read> {
     let sql = outbox.log_sql()?;
     let consumer = request.member.consumer();
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     let floor = floor(conn, sql).await?.seq;
     if request.after < floor {
@@ -155,7 +155,7 @@ pub(super) async fn reread(
     seqs: &[i64],
 ) -> Result<Vec<LogRow>> {
     let sql = outbox.log_sql()?;
-    let mut tx = outbox.pool().begin().await.map_err(db)?;
+    let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
     let floor = floor(conn, sql).await?.seq;
     let mut wanted = seqs.to_vec();

@@ -21,13 +21,7 @@ pub(super) async fn prune_log(
     retention: Retention,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Pruned> {
-    let sql = outbox.log_sql()?;
-    if sql.spec.created_at.is_none() {
-        return Err(Error::permanent(
-            "no_time",
-            format!("{} has no column that says how old an event is", sql.spec.display_name()),
-        ));
-    }
+    let sql = timed(outbox)?;
     let mut pruned = Pruned::default();
     loop {
         let mut tx = outbox.begin().await?;
@@ -61,6 +55,46 @@ pub(super) async fn prune_log(
             return Ok(pruned);
         }
     }
+}
+
+/// What [`prune_log`] would remove.
+pub(super) async fn prunable(outbox: &SqliteOutbox, retention: Retention) -> Result<Pruned> {
+    let sql = timed(outbox)?;
+    let mut conn = outbox.pool().acquire().await.map_err(db)?;
+    let slowest = if retention.wait_for_consumers { slowest(&mut conn, sql).await? } else { None };
+    let count = format!(
+        "SELECT count(*), count(*) FILTER (WHERE {0} > ?2) FROM {1} AS o WHERE {0} < COALESCE((SELECT min({0}) FROM {1} AS o \
+         WHERE NOT COALESCE({2} < strftime('%Y-%m-%dT%H:%M:%fZ','now',?1), false)), {3})",
+        seq(sql, "o"),
+        sql.spec.qualified(),
+        created(sql, "o"),
+        i64::MAX
+    );
+    let row = sqlx::query(AssertSqlSafe(count))
+        .bind(before(retention.keep))
+        .bind(slowest.as_ref().map_or(i64::MAX, |(_, offset)| *offset))
+        .fetch_one(&mut *conn)
+        .await
+        .map_err(db)?;
+    let (old, held): (i64, i64) = (row.try_get(0).map_err(db)?, row.try_get(1).map_err(db)?);
+    Ok(Pruned {
+        events: (old - held).unsigned_abs(),
+        partitions: 0,
+        floor: floor(&mut conn, sql).await?.seq,
+        held_by: slowest.filter(|_| held > 0).map(|(name, _)| name),
+    })
+}
+
+/// The table, if it says how old an event is.
+fn timed(outbox: &SqliteOutbox) -> Result<&Sql> {
+    let sql = outbox.log_sql()?;
+    if sql.spec.created_at.is_none() {
+        return Err(Error::permanent(
+            "no_time",
+            format!("{} has no column that says how old an event is", sql.spec.display_name()),
+        ));
+    }
+    Ok(sql)
 }
 
 /// The consumer that has come the least far.

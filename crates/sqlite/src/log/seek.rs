@@ -70,6 +70,9 @@ pub(super) async fn seek(
         "UPDATE airtight_offset SET last_seq = ?2, updated_at = {NOW} WHERE outbox = {{}} AND consumer = ?1"
     );
     execute(conn, sql, &offset, consumer, to).await?;
+    if to < greatest(&offsets) {
+        remember_replay(conn, sql, consumer, to).await?;
+    }
     let group = format!("{LOG_GROUP}{consumer}");
     execute(
         conn,
@@ -89,6 +92,19 @@ pub(super) async fn seek(
     .await?;
     tx.commit().await?;
     Ok(result)
+}
+
+/// Gives the replay a number, by the clock: one that was removed with its consumer may not come back. What was to come
+/// again by an earlier replay and has not yet is part of this one.
+async fn remember_replay(conn: &mut SqliteConnection, sql: &Sql, consumer: &str, to: i64) -> Result<()> {
+    let end = end(conn, sql).await?;
+    let update = format!(
+        "UPDATE airtight_consumer SET \
+         replay = max(COALESCE(replay, 0) + 1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000), \
+         replay_after = min(COALESCE(replay_after, ?2), ?2), replay_through = {end} \
+         WHERE outbox = {{}} AND name = ?1"
+    );
+    execute(conn, sql, &update, consumer, to).await.map(drop)
 }
 
 async fn execute(conn: &mut SqliteConnection, sql: &Sql, text: &str, name: &str, to: i64) -> Result<u64> {

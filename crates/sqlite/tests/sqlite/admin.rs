@@ -7,7 +7,7 @@ use std::{
 
 use airtight_core::{
     Error, Order, Verdict,
-    admin::{Acted, Admin, Filter},
+    admin::{Acted, Admin, Filter, Prune},
     state::State,
 };
 
@@ -119,9 +119,9 @@ async fn prune_removes_old_done_events_only() {
     fixture.exec("UPDATE airtight_outbox SET status = 'done', finished_at = strftime('%Y-%m-%dT%H:%M:%fZ','now') WHERE seq BETWEEN 2051 AND 2060").await;
     fixture.exec("UPDATE airtight_outbox SET status = 'dead', finished_at = '2000-01-01T00:00:00.000Z' WHERE seq = 2061").await;
     let seen = AtomicU64::new(0);
-    let day = Duration::from_secs(24 * 3600);
+    let day = Prune::older_than(Duration::from_secs(24 * 3600));
     let pruned = fixture.outbox.prune(day, &|total| seen.store(total, Ordering::Relaxed)).await.unwrap();
-    assert_eq!((pruned, seen.into_inner()), (2_050, 2_050));
+    assert_eq!((pruned.events, seen.into_inner()), (2_050, 2_050));
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_outbox").await, "50");
 }
 

@@ -1,14 +1,16 @@
 //! Tables that are not airtight's.
 
 use airtight_core::{
-    Error, Order, Payload, Verdict,
+    Error, Order, Payload, Policy, Relay, Verdict,
     admin::{Acted, Admin, Filter},
     group::Members,
-    queue::{QueueStore, RowKey},
+    queue::{QueueOptions, QueueStore, RowKey},
+    sinks::MemorySink,
     state::State,
     table::{Condition, Count, Field, PayloadKind, Role, StatusSpec, TableSpec, Test},
 };
 use airtight_sqlite::{SqliteOutbox, SqliteQueue};
+use tokio_util::sync::CancellationToken;
 
 use crate::common::{Fixture, Got, Hand, dead, event, member, retry};
 
@@ -267,6 +269,12 @@ async fn one_word_serves_two_roles_and_retries_are_counted() {
     let outbox = fixture.outbox.clone().spec(spec);
     outbox.migrate().await.unwrap();
     fixture.exec("INSERT INTO work (key, body) VALUES ('a', '1'), ('b', '2')").await;
+
+    // A relay that would try more often than the words allow does not start.
+    let policy = Policy { max_attempts: 4, ..Policy::default() };
+    let relay = Relay::new(outbox.queue(QueueOptions::default()), MemorySink::new()).policy(policy);
+    let error = relay.drain(CancellationToken::new()).await.unwrap_err();
+    assert!(error.code() == "bad_status_words" && error.message().contains("max_attempts = 4"), "{error}");
 
     let mut relay = Hand::join(&outbox, member(Order::Key)).await;
     let got = relay.claim(10).await;

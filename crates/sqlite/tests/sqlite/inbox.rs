@@ -77,7 +77,7 @@ async fn opened(outbox: &SqliteOutbox) -> (Log<SqliteLog>, SqliteHandlers) {
 
 fn words(outcomes: &[Outcome]) -> Vec<&str> {
     let word = |outcome: &Outcome| match outcome {
-        Outcome::Delivered => "delivered",
+        Outcome::Delivered | Outcome::Duplicate => "delivered",
         Outcome::Committed => "committed",
         Outcome::Failed(_) => "failed",
         Outcome::Unknown(_) => "unknown",

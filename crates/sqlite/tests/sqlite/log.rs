@@ -172,7 +172,8 @@ async fn a_file_has_one_shape_and_says_so() {
     }
     assert_eq!(log.second().await.detect().await.unwrap().table(), log.outbox.table());
     assert_eq!(queue.second().await.detect().await.unwrap().table(), queue.outbox.table());
-    let empty = Fixture::empty().await.outbox.shape(Shape::Log);
+    let fixture = Fixture::empty().await;
+    let empty = fixture.outbox.clone().shape(Shape::Log);
     assert_eq!(empty.clone().detect().await.unwrap().table(), empty.table(), "nothing there to go by");
 }
 
@@ -189,10 +190,35 @@ async fn a_file_of_version_1_is_upgraded_and_keeps_its_events() {
     let error = store.open().await.unwrap_err();
     assert!(error.message().contains("version 1") && error.message().contains("airtight migrate"), "{error}");
     let did = fixture.outbox.migrate().await.unwrap();
-    assert_eq!(did, ["upgraded airtight's own tables from version 1 to 2"]);
+    assert_eq!(did, ["upgraded airtight's own tables from version 1 to 3"]);
     store.open().await.unwrap();
     assert_eq!(fixture.outbox.status().await.unwrap().streams[0].pending, 2);
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_inbox").await, "0");
+}
+
+#[tokio::test]
+async fn a_file_of_version_2_is_upgraded_and_keeps_its_consumers() {
+    use airtight_core::admin::Admin;
+    let fixture = Fixture::log().await;
+    fixture.publish(&["a", "b"]).await;
+    let relay = Follower::join(&fixture.outbox, consumer("c", 1)).await;
+    relay.settle(2, Vec::new(), Vec::new()).await;
+    for column in ["replay", "replay_after", "replay_through"] {
+        fixture.exec(&format!("ALTER TABLE airtight_consumer DROP COLUMN {column}")).await;
+    }
+    fixture.exec("UPDATE airtight_meta SET value = 2 WHERE name = 'schema'").await;
+    let error = SqliteLog::new(fixture.outbox.clone()).open().await.unwrap_err();
+    assert!(error.message().contains("version 2") && error.message().contains("airtight migrate"), "{error}");
+    assert_eq!(
+        fixture.outbox.migrate().await.unwrap(),
+        ["upgraded airtight's own tables from version 2 to 3"]
+    );
+    assert_eq!(relay.standing(0).await.replay, None);
+    fixture.outbox.seek("c", SeekTo::Earliest, SeekOptions::default()).await.unwrap();
+    assert_eq!(
+        fixture.text("SELECT replay_after || ',' || replay_through FROM airtight_consumer").await,
+        "0,2"
+    );
 }
 
 #[tokio::test]

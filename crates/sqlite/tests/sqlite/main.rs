@@ -4,6 +4,7 @@
 
 mod admin;
 mod common;
+mod disk;
 mod follow;
 mod foreign;
 mod inbox;

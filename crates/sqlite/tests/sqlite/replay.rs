@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Class,
-    admin::{Acted, Admin, Filter},
+    admin::{Acted, Admin, Filter, Prune},
     group::Members,
     log::{BEHIND_RETENTION, Fate, LogAdmin, LogStore, ParkedFilter, Retention, SeekOptions, SeekTo},
     state::State,
@@ -317,7 +317,7 @@ async fn the_queues_questions_have_answers_for_a_log() {
     assert_eq!(outbox.discard("99").await.unwrap(), Acted::NotFound);
     assert_eq!(outbox.retry_dead(&Filter::default()).await.unwrap(), 0);
     assert_eq!(outbox.discard_dead(&Filter::default()).await.unwrap(), 0);
-    assert_eq!(outbox.prune(Duration::ZERO, &|_| {}).await.unwrap(), 0);
+    assert_eq!(outbox.prune(Prune::older_than(Duration::ZERO), &|_| {}).await.unwrap().events, 0);
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_outbox").await, "6");
     assert!(outbox.check().await.unwrap().is_empty());
     one.store.attach(&consumer("idle", 1), airtight_core::log::Start::Earliest).await.unwrap();

@@ -12,8 +12,8 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::process::{Recipe, ServerProcess, free_port};
-use crate::ledger;
+use super::process::{Recipe, ServerProcess};
+use crate::{ledger, ports::Port};
 
 const HOME: &str = "AIRTIGHT_TEST_KAFKA_HOME";
 const JAVA: &str = "AIRTIGHT_TEST_JAVA";
@@ -41,9 +41,9 @@ impl Connect {
         };
         ledger::met("debezium", test_name);
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let port = free_port();
+        let port = Port::reserve();
         let config = directory.path().join("worker.properties");
-        std::fs::write(&config, properties(bootstrap, Path::new(&jars), directory.path(), port))
+        std::fs::write(&config, properties(bootstrap, Path::new(&jars), directory.path(), &port))
             .expect("a configuration");
         let recipe = Recipe {
             program: java.into(),
@@ -165,7 +165,7 @@ pub fn database(url: &str) -> Map<String, Value> {
     }
 }
 
-fn properties(bootstrap: &str, jars: &Path, directory: &Path, port: u16) -> String {
+fn properties(bootstrap: &str, jars: &Path, directory: &Path, port: &Port) -> String {
     // A plugin is a directory below this path, and there may be others beside Debezium's.
     let plugins = directory.join("plugins");
     std::fs::create_dir(&plugins).expect("a directory for the plugin");

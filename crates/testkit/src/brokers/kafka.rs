@@ -18,8 +18,8 @@ use tokio::{
     time::timeout,
 };
 
-use super::process::{Recipe, ServerProcess, free_port};
-use crate::ledger;
+use super::process::{Recipe, ServerProcess};
+use crate::{ledger, ports::Port};
 
 const HOME: &str = "AIRTIGHT_TEST_KAFKA_HOME";
 const JAVA: &str = "AIRTIGHT_TEST_JAVA";
@@ -113,7 +113,7 @@ impl Kafka {
             program: installation.java.clone().into(),
             args: vec![installation.options(), "kafka.Kafka".into(), config.display().to_string()],
             env: Vec::new(),
-            port: ports.of(Listener::Plain),
+            port: ports.of(Listener::Plain).clone(),
             patience: PATIENCE,
         };
         let server = ServerProcess::start(recipe, directory).await;
@@ -260,28 +260,21 @@ impl Kafka {
     }
 }
 
-/// One for each listener, asked for or not, and the controller's; no two the same.
+/// One for each listener, asked for or not, and the controller's.
 #[derive(Debug)]
-struct Ports(Vec<u16>);
+struct Ports([Port; 5]);
 
 impl Ports {
     fn pick() -> Self {
-        let mut ports = Vec::new();
-        while ports.len() < 5 {
-            let port = free_port();
-            if !ports.contains(&port) {
-                ports.push(port);
-            }
-        }
-        Self(ports)
+        Self(std::array::from_fn(|_| Port::reserve()))
     }
 
-    fn of(&self, listener: Listener) -> u16 {
-        self.0[listener as usize]
+    fn of(&self, listener: Listener) -> &Port {
+        &self.0[listener as usize]
     }
 
-    fn controller(&self) -> u16 {
-        self.0[4]
+    fn controller(&self) -> &Port {
+        &self.0[4]
     }
 }
 

@@ -8,8 +8,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::process::{Recipe, ServerProcess, free_port};
-use crate::ledger;
+use super::process::{Recipe, ServerProcess};
+use crate::{ledger, ports::Port};
 
 const BINARY: &str = "AIRTIGHT_TEST_NATS_BIN";
 const LOOK: Duration = Duration::from_millis(20);
@@ -40,10 +40,10 @@ impl NatsServer {
             program,
             args: vec!["--config".into(), file.display().to_string()],
             env: Vec::new(),
-            port: free_port(),
+            port: Port::reserve(),
             patience: PATIENCE,
         };
-        write_config(directory.path(), recipe.port, &config(directory.path()));
+        write_config(directory.path(), recipe.port.number(), &config(directory.path()));
         let process = ServerProcess::start(recipe, directory).await;
         Some(Self { process })
     }

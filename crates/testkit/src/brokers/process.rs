@@ -2,7 +2,6 @@
 
 use std::{
     fs::File,
-    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, PoisonError},
@@ -11,12 +10,14 @@ use std::{
 
 use tempfile::TempDir;
 
+use crate::ports::{self, Port};
+
 const LOOK: Duration = Duration::from_millis(20);
 /// How long a server may take to end after it was asked to.
 const STOP: Duration = Duration::from_secs(30);
 
 /// How a server is started, every time in the same way.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Recipe {
     /// The program.
     pub program: PathBuf,
@@ -24,8 +25,8 @@ pub struct Recipe {
     pub args: Vec<String>,
     /// Environment variables on top of the test's own.
     pub env: Vec<(String, String)>,
-    /// It is up when something listens here.
-    pub port: u16,
+    /// It is up when its process listens here.
+    pub port: Port,
     /// How long that may take.
     pub patience: Duration,
 }
@@ -57,7 +58,7 @@ impl ServerProcess {
 
     /// Its port.
     pub fn port(&self) -> u16 {
-        self.recipe.port
+        self.recipe.port.number()
     }
 
     /// Its process, while it runs.
@@ -79,14 +80,22 @@ impl ServerProcess {
             .spawn()
             .unwrap_or_else(|error| panic!("{} does not start: {error}", self.recipe.program.display()));
         let end = Instant::now() + self.recipe.patience;
-        while TcpStream::connect(("127.0.0.1", self.recipe.port)).is_err() {
+        loop {
+            // Before the look at the port: where that cannot tell whose it is, a child that has ended does not own it.
             let ended = child.try_wait().expect("a child can be waited for");
-            assert!(
-                ended.is_none() && Instant::now() < end,
-                "{} is not up ({ended:?}); its log ends in:\n{}",
-                self.recipe.program.display(),
-                self.log_tail()
-            );
+            if ended.is_none() && ports::listens(child.id(), self.port()) {
+                break;
+            }
+            if ended.is_some() || Instant::now() >= end {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!(
+                    "{} is not up on port {} ({ended:?}); its log ends in:\n{}",
+                    self.recipe.program.display(),
+                    self.port(),
+                    self.log_tail()
+                );
+            }
             tokio::time::sleep(LOOK).await;
         }
         *self.child() = Some(child);
@@ -180,17 +189,6 @@ impl Drop for ServerProcess {
             // Nothing of it is wanted any more.
             let _ = child.kill();
             let _ = child.wait();
-        }
-    }
-}
-
-/// A port that is free, below those that the kernel gives to outgoing connections: it is still free when the
-/// server comes back after a stop.
-pub fn free_port() -> u16 {
-    loop {
-        let port = fastrand::u16(20_000..32_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
         }
     }
 }

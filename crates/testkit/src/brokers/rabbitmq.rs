@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use super::process::{Recipe, ServerProcess, free_port};
-use crate::ledger;
+use super::process::{Recipe, ServerProcess};
+use crate::{ledger, ports::Port};
 
 const BINARY: &str = "AIRTIGHT_TEST_RABBITMQ_BIN";
 const SHARED: &str = "AIRTIGHT_TEST_RABBITMQ";
@@ -41,7 +41,9 @@ pub struct RabbitmqServer {
     _epmd: ServerProcess,
     binary: PathBuf,
     env: Vec<(String, String)>,
-    tls_port: Option<u16>,
+    tls_port: Option<Port>,
+    /// For `rabbitmqctl`.
+    _dist_port: Port,
 }
 
 impl RabbitmqServer {
@@ -63,19 +65,19 @@ impl RabbitmqServer {
         };
         ledger::met("rabbitmq", test_name);
         let binary = PathBuf::from(binary);
-        let epmd_port = free_port();
+        let epmd_port = Port::reserve();
         let epmd = Recipe {
             program: "epmd".into(),
             args: ["-port", &epmd_port.to_string(), "-address", "127.0.0.1"].map(Into::into).to_vec(),
             env: Vec::new(),
-            port: epmd_port,
+            port: epmd_port.clone(),
             patience: PATIENCE,
         };
         let epmd = ServerProcess::start(epmd, tempfile::tempdir().expect("a directory for epmd")).await;
 
         let directory = tempfile::tempdir().expect("a directory for RabbitMQ");
-        let port = free_port();
-        let tls_port = tls.as_ref().map(|_| free_port());
+        let (port, dist_port) = (Port::reserve(), Port::reserve());
+        let tls_port = tls.as_ref().map(|_| Port::reserve());
         let mut conf = format!(
             "listeners.tcp.1 = 127.0.0.1:{port}\n\
              default_user = {}\n\
@@ -86,7 +88,7 @@ impl RabbitmqServer {
             Self::USER,
             Self::PASSWORD
         );
-        if let (Some(files), Some(port)) = (&tls, tls_port) {
+        if let (Some(files), Some(port)) = (&tls, &tls_port) {
             conf.push_str(&format!(
                 "listeners.ssl.1 = 127.0.0.1:{port}\n\
                  ssl_options.certfile = {}\n\
@@ -97,11 +99,11 @@ impl RabbitmqServer {
         }
         std::fs::write(directory.path().join("rabbitmq.conf"), conf).expect("a config to write");
         std::fs::write(directory.path().join("enabled_plugins"), "[].\n").expect("a list to write");
-        let env = environment(directory.path(), port, epmd_port);
+        let env = environment(directory.path(), &port, &epmd_port, &dist_port);
         let recipe =
             Recipe { program: binary.clone(), args: Vec::new(), env: env.clone(), port, patience: PATIENCE };
         let node = ServerProcess::start(recipe, directory).await;
-        Some(Self { node, _epmd: epmd, binary, env, tls_port })
+        Some(Self { node, _epmd: epmd, binary, env, tls_port, _dist_port: dist_port })
     }
 
     /// Where it listens, with its user.
@@ -117,7 +119,7 @@ impl RabbitmqServer {
     /// Where it listens for TLS. The certificate is for `localhost`.
     pub fn tls_url(&self) -> Option<String> {
         let (user, password) = (Self::USER, Self::PASSWORD);
-        self.tls_port.map(|port| format!("amqps://{user}:{password}@localhost:{port}/%2F"))
+        self.tls_port.as_ref().map(|port| format!("amqps://{user}:{password}@localhost:{port}/%2F"))
     }
 
     /// The process.
@@ -159,7 +161,7 @@ pub struct TlsFiles {
 }
 
 /// What the node and `rabbitmqctl` must agree on. What is not said here would be looked for in /etc and /var.
-fn environment(directory: &Path, port: u16, epmd_port: u16) -> Vec<(String, String)> {
+fn environment(directory: &Path, port: &Port, epmd_port: &Port, dist_port: &Port) -> Vec<(String, String)> {
     let file = |name: &str| directory.join(name).display().to_string();
     [
         // The cookie is kept there.
@@ -167,7 +169,7 @@ fn environment(directory: &Path, port: u16, epmd_port: u16) -> Vec<(String, Stri
         ("ERL_EPMD_PORT", epmd_port.to_string()),
         ("ERL_EPMD_ADDRESS", "127.0.0.1".into()),
         ("RABBITMQ_NODENAME", format!("airtight_{port}@localhost")),
-        ("RABBITMQ_DIST_PORT", free_port().to_string()),
+        ("RABBITMQ_DIST_PORT", dist_port.to_string()),
         ("RABBITMQ_CONF_ENV_FILE", file("none")),
         ("RABBITMQ_CONFIG_FILE", file("rabbitmq.conf")),
         ("RABBITMQ_ADVANCED_CONFIG_FILE", file("none.config")),

@@ -8,8 +8,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::process::{Recipe, ServerProcess, free_port};
-use crate::ledger;
+use super::process::{Recipe, ServerProcess};
+use crate::{ledger, ports::Port};
 
 const BINARY: &str = "AIRTIGHT_TEST_REDIS_BIN";
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,8 +31,9 @@ impl RedisServer {
 
     /// The same with settings of `redis.conf` on top: `("replicaof", "127.0.0.1 6379")`.
     pub async fn start_with(test_name: &str, settings: &[(&str, &str)]) -> Option<Self> {
-        let port = free_port();
-        Self::launch(test_name, port, "redis", directory(), &port.to_string(), settings).await
+        let port = Port::reserve();
+        let plain_port = port.to_string();
+        Self::launch(test_name, port, "redis", directory(), &plain_port, settings).await
     }
 
     /// The same behind TLS, with a certificate and its key in PEM. If it `asks_back`, clients must show the same one.
@@ -41,7 +42,7 @@ impl RedisServer {
         for (file, text) in [("cert.pem", certificate), ("key.pem", key)] {
             std::fs::write(directory.path().join(file), text).expect("a file in a new directory");
         }
-        let port = free_port();
+        let port = Port::reserve();
         let settings = [
             ("tls-port", port.to_string()),
             ("tls-cert-file", "cert.pem".into()),
@@ -55,7 +56,7 @@ impl RedisServer {
 
     async fn launch(
         test_name: &str,
-        port: u16,
+        port: Port,
         scheme: &'static str,
         directory: TempDir,
         plain_port: &str,

@@ -255,6 +255,7 @@ macro_rules! log_checks {
             a_seek_reaches_a_relay_that_has_nothing_to_do
             a_seek_drops_parked_events_beyond_the_target
             a_seek_ahead_skips
+            a_replay_has_a_number_of_its_own_and_nothing_else_has
             a_seek_to_a_time_goes_to_its_first_event
             a_dry_run_changes_nothing
             a_paused_consumer_stands_still

@@ -76,6 +76,48 @@ pub async fn a_seek_drops_parked_events_beyond_the_target(sut: &dyn LogUnderTest
     assert_eq!(relay.source().backlog().await.expect("backlog").unfinished, 0);
 }
 
+/// What a seek back asked for carries the replay's number, the same after a restart or a takeover. What comes for the
+/// first time, or again because a relay vanished, carries none.
+pub async fn a_replay_has_a_number_of_its_own_and_nothing_else_has(sut: &dyn LogUnderTest) {
+    let mut all = published(&sut.publish(&events("a", 4)).await);
+    let relay = open(sut, options(sut, Order::Key)).await;
+    let first = relay.collect(4).await;
+    assert!(first.iter().all(|d| d.replay.is_none()), "the first time: {first:?}");
+    relay.settle(&first[..2], &Verdict::Delivered).await;
+    reaches(sut, C, all[1]).await;
+    relay.close().await;
+    let relay = open(sut, options(sut, Order::Key)).await;
+    let again = relay.collect(2).await;
+    assert!(again.iter().all(|d| d.replay.is_none()), "nobody asked for these: {again:?}");
+    relay.settle(&again, &Verdict::Delivered).await;
+    reaches(sut, C, all[3]).await;
+
+    seek(sut, SeekTo::Seq(all[0]), SeekOptions::default()).await;
+    all.extend(published(&sut.publish(&[event("a", 4)]).await));
+    let replayed = deliver_again(sut, &relay, 4).await;
+    assert_eq!(seqs(&replayed), all[1..]);
+    let number = replayed[0].replay.expect("the number of the replay");
+    let numbers: Vec<_> = replayed.iter().map(|d| d.replay).collect();
+    assert_eq!(numbers, [Some(number), Some(number), Some(number), None], "the last one is new");
+    reaches(sut, C, all[4]).await;
+
+    seek(sut, SeekTo::Earliest, SeekOptions::default()).await;
+    let half = deliver_again(sut, &relay, 2).await;
+    let second = half[0].replay.expect("the number of the second replay");
+    assert_ne!(second, number, "each has its own");
+    reaches(sut, C, all[1]).await;
+    relay.close().await;
+    let relay = open(sut, options(sut, Order::Key)).await;
+    let rest = deliver_again(sut, &relay, 3).await;
+    assert!(rest.iter().all(|d| d.replay == Some(second)), "a restart is no replay: {rest:?}");
+    reaches(sut, C, all[4]).await;
+
+    seek(sut, SeekTo::Latest, SeekOptions::default()).await;
+    all.extend(published(&sut.publish(&[event("a", 5)]).await));
+    let new = deliver_again(sut, &relay, 1).await;
+    assert_eq!((seqs(&new), new[0].replay), (all[5..].to_vec(), None));
+}
+
 /// A seek ahead leaves events out, and says how many.
 pub async fn a_seek_ahead_skips(sut: &dyn LogUnderTest) {
     let all = published(&sut.publish(&events("a", 6)).await);

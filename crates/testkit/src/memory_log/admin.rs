@@ -6,7 +6,7 @@ use airtight_core::{
     Result,
     admin::{Detail, Row},
     log::{
-        Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
+        Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Replay, Retention, Seek,
         SeekOptions, SeekTo, check_offset,
     },
 };
@@ -183,7 +183,13 @@ impl LogAdmin for MemoryLogStore {
             forgotten: 0,
         };
         if !options.dry_run {
+            let through = tables.last_seq;
             let consumer = tables.consumer_mut(name)?;
+            if consumer.partitions.iter().any(|(offset, _)| to < *offset) {
+                let after = consumer.replay.map_or(to, |before| before.after.min(to));
+                let id = consumer.replay.map_or(1, |before| before.id + 1);
+                consumer.replay = Some(Replay { id, after, through });
+            }
             consumer.parked.retain(|seq, _| *seq <= to);
             consumer.partitions.iter_mut().for_each(|(offset, epoch)| {
                 (*offset, *epoch) = (to, *epoch + 1);
@@ -267,27 +273,38 @@ impl LogAdmin for MemoryLogStore {
 
     async fn prune_log(&self, retention: Retention, progress: &(dyn Fn(u64) + Sync)) -> Result<Pruned> {
         let mut tables = self.tables();
-        let limit = OffsetDateTime::now_utc() - retention.keep;
-        let young = tables.rows.values().find(|row| row.created_at > limit);
-        let mut through = young.map_or(end(&tables), |row| row.event.seq - 1).min(tables.frontier());
-        let mut held_by = None;
-        let slowest = tables.consumers.iter().min_by_key(|(_, consumer)| smallest(consumer));
-        if let Some((name, consumer)) = slowest
-            && retention.wait_for_consumers
-            && smallest(consumer) < through
-        {
-            through = smallest(consumer);
-            held_by = Some(name.clone());
-        }
-        let events = tables.rows.range(..=through).count() as u64;
-        if events > 0 {
+        let (through, mut pruned) = prunable(&tables, retention);
+        if pruned.events > 0 {
             tables.prune_through(through);
         }
-        progress(events);
-        Ok(Pruned { events, partitions: 0, floor: tables.floor, held_by })
+        progress(pruned.events);
+        pruned.floor = tables.floor;
+        Ok(pruned)
+    }
+
+    async fn prunable(&self, retention: Retention) -> Result<Pruned> {
+        Ok(prunable(&self.tables(), retention).1)
     }
 
     async fn prune_inbox(&self, _keep: Duration) -> Result<u64> {
         Ok(0)
     }
+}
+
+/// Up to where events may go, and what that would remove.
+fn prunable(tables: &Tables, retention: Retention) -> (i64, Pruned) {
+    let limit = OffsetDateTime::now_utc() - retention.keep;
+    let young = tables.rows.values().find(|row| row.created_at > limit);
+    let mut through = young.map_or(end(tables), |row| row.event.seq - 1).min(tables.frontier());
+    let mut held_by = None;
+    let slowest = tables.consumers.iter().min_by_key(|(_, consumer)| smallest(consumer));
+    if let Some((name, consumer)) = slowest
+        && retention.wait_for_consumers
+        && smallest(consumer) < through
+    {
+        through = smallest(consumer);
+        held_by = Some(name.clone());
+    }
+    let events = tables.rows.range(..=through).count() as u64;
+    (through, Pruned { events, partitions: 0, floor: tables.floor, held_by })
 }

@@ -10,7 +10,7 @@ use airtight_core::{
     Backlog, Error, Event, NewEvent, Op, Order, Payload, Published, Result,
     group::{Member, Pulse},
     log::{
-        Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Standing, Start, Watch,
+        Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Standing, Start, Watch,
         behind_retention, unknown_consumer,
     },
     queue::BadRow,
@@ -69,6 +69,7 @@ impl Waits {
 pub(super) struct ConsumerRow {
     pub(super) paused: bool,
     pub(super) revision: i64,
+    pub(super) replay: Option<Replay>,
     /// The offset and the epoch of each partition.
     pub(super) partitions: Vec<(i64, i64)>,
     pub(super) parked: BTreeMap<i64, Entry>,
@@ -227,6 +228,7 @@ impl Tables {
         let consumer = self.consumers.entry(member.consumer().to_owned()).or_insert_with(|| ConsumerRow {
             paused: false,
             revision: 0,
+            replay: None,
             partitions: vec![(begin, 0); count],
             parked: BTreeMap::new(),
         });
@@ -353,6 +355,7 @@ impl Tables {
                 offset,
                 waiting: own().filter(waits).map(|entry| entry.row.key().to_owned()).collect(),
                 parked: own().map(|entry| entry.row.event.seq).filter(|seq| *seq > offset).collect(),
+                replay: consumer.replay,
             });
         }
         Ok(standings)

@@ -1,11 +1,12 @@
 //! The operator's side of the model.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use airtight_core::{
     Error, NewEvent, Published, Result,
     admin::{
-        Acted, Admin, AwayStatus, BlockedKey, Detail, Filter, Finding, RelayStatus, Row, Status, StreamStatus,
+        Acted, Admin, AwayStatus, BlockedKey, Detail, Filter, Finding, Prune, RelayStatus, Removed, Row,
+        Status, StreamStatus,
     },
     state::State,
 };
@@ -185,14 +186,16 @@ impl Admin for MemoryStore {
         Ok(dead.len() as u64)
     }
 
-    async fn prune(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+    async fn prune(&self, what: Prune, progress: &(dyn Fn(u64) + Sync)) -> Result<Removed> {
         let mut tables = self.tables();
-        let limit = OffsetDateTime::now_utc() - keep;
+        let limit = OffsetDateTime::now_utc() - what.keep;
         let old = tables.rows.values().filter(|row| row.state == State::Done && row.created_at() <= limit);
         let old: Vec<i64> = old.map(|row| row.event.seq).collect();
-        old.iter().for_each(|seq| tables.remove(*seq));
-        progress(old.len() as u64);
-        Ok(old.len() as u64)
+        if !what.dry_run {
+            old.iter().for_each(|seq| tables.remove(*seq));
+            progress(old.len() as u64);
+        }
+        Ok(Removed { events: old.len() as u64, column: "created_at".into() })
     }
 
     async fn blocked(&self, limit: usize) -> Result<Vec<BlockedKey>> {

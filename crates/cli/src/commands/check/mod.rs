@@ -12,7 +12,7 @@ use crate::{
     config::{Config, Pipeline, Reading, urls::SinkTarget},
     errors::{Failure, Outcome, advice},
     output,
-    wiring::{Store, Target},
+    wiring::{self, Store, Target},
 };
 
 /// What was seen.
@@ -31,6 +31,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Outcome {
         let pipelines = output::counted(config.pipelines.len() as u64, "pipeline");
         seen.passed.push(format!("config {} is valid: {pipelines}", path.display()));
     }
+    seen.findings.extend(cannot_run(args, config.as_ref()));
     let mut store = None;
     if !args.offline {
         let mut target = Target::resolve(&args.database, config.as_ref())?;
@@ -56,6 +57,24 @@ pub(crate) async fn run(args: &CheckArgs) -> Outcome {
     let ok = !seen.findings.iter().any(|finding| finding.fatal);
     report(args, ok, &seen)?;
     if ok { Ok(()) } else { Err(Failure::Reported) }
+}
+
+/// What keeps the config from being run, whatever the database says.
+fn cannot_run(args: &CheckArgs, config: Option<&Config>) -> Vec<Finding> {
+    let fatal = |message: String| Finding { fatal: true, message };
+    let Some(config) = config else { return Vec::new() };
+    if config.pipelines.is_empty() {
+        return vec![fatal(
+            "the config has no pipeline, so `airtight run` would refuse it; add [pipelines.NAME] with \
+                           `to = \"URL\"`"
+                .into(),
+        )];
+    }
+    // Offline it may be left open where the database is.
+    let Ok(target) = Target::resolve(&args.database, Some(config)) else { return Vec::new() };
+    let follows = |pipeline: &&Pipeline| matches!(pipeline.read, Reading::Cdc(_)) && target.is_sqlite();
+    let message = |pipeline: &Pipeline| format!("pipelines.{}.read: {}", pipeline.name, wiring::no_wal());
+    config.pipelines.iter().filter(follows).map(|pipeline| fatal(message(pipeline))).collect()
 }
 
 /// The sinks of the config's pipelines, and the one of the command line. Making them checks their settings.
@@ -97,7 +116,7 @@ async fn look(target: &Target, config: Option<&Config>, seen: &mut Seen) -> Opti
     let pipelines = config.map(|config| config.pipelines.as_slice()).unwrap_or_default();
     seen.findings.extend(misread(&store, target, pipelines));
     for pipeline in pipelines {
-        if let Reading::Cdc(cdc) = &pipeline.read {
+        if let (Reading::Cdc(cdc), false) = (&pipeline.read, target.is_sqlite()) {
             match store.check_cdc(&pipeline.name, cdc).await {
                 Ok(findings) => {
                     if !findings.iter().any(|finding| finding.fatal) {

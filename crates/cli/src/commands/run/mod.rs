@@ -3,6 +3,7 @@
 mod plan;
 mod report;
 mod retention;
+mod stdout;
 
 use std::{
     io::{self, IsTerminal},
@@ -10,18 +11,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight::{
-    Backoff, Class, Relay, Sink,
-    relay::{Stats, Summary},
-};
+use airtight::{Backoff, Class, Relay, Relays, Sink, relay::Stats, relays::Ended, sinks};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::{plan::Plan, report::Report};
 use crate::{
     args::{LogArgs, LogFormat, RunArgs},
-    config::Reading,
-    errors::{Failure, Outcome},
+    config::{Reading, urls::SinkTarget},
+    errors::{self, Failure, Outcome},
     progress, signals,
     wiring::{self, Store, Target},
 };
@@ -46,29 +44,33 @@ pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
     refuse_misread(&plan, &store)?;
     let store = Arc::new(store);
 
-    // Ends with the signal, and when a pipeline cannot go on.
-    let stop = shutdown.child_token();
+    // Ends with the last pipeline.
+    let old = CancellationToken::new();
     if !args.drain {
-        let round = retention::keep(store.clone(), plan.pipelines.clone(), plan.retention, stop.clone());
+        retention::announce(&store, &plan.target, &plan.pipelines, &plan.retention);
+        let round = retention::keep(store.clone(), plan.pipelines.clone(), plan.retention, old.clone());
         tokio::spawn(round);
     }
     // Events on a terminal and a bar on the same would garble each other.
     let stdout_drawn = plan.writes_to_stdout() && io::stdout().is_terminal();
     let drawn = log.log_format == LogFormat::Human && io::stderr().is_terminal() && !stdout_drawn;
     let mut bars = Bars::new(&store, drawn);
-    let summaries = relay_all(&plan, &mut bars, sinks, &stop, args.drain).await;
+    let ended = relay_all(&plan, &mut bars, sinks, &shutdown, args.drain).await;
+    old.cancel();
     bars.clear().await;
-    let summaries = summaries?;
-    let report = Report::new(summaries, start.elapsed());
+    let ended = ended?;
+    let failure = failure(&ended);
+    let report = Report::new(ended, start.elapsed());
     if args.drain {
         report.print(args.json, plan.writes_to_stdout())?;
-        if shutdown.is_cancelled() {
-            return interrupted(args);
-        }
     } else {
         tracing::info!(delivered = report.total.delivered, dead = report.total.dead, "stopped");
     }
-    Ok(())
+    match failure {
+        Some(failure) => Err(failure),
+        None if shutdown.is_cancelled() => interrupted(args),
+        None => Ok(()),
+    }
 }
 
 /// A log read as a queue is a matter of the command line or the config. The other way round the store knows best.
@@ -121,15 +123,15 @@ fn interrupted(args: &RunArgs) -> Outcome {
     if args.drain { Err(Failure::failed("interrupted before the backlog was empty")) } else { Ok(()) }
 }
 
-/// Runs every pipeline; the first that fails stops the others, which finish what they have under way.
+/// Runs every pipeline until the last has ended; one that fails leaves the others at work, unless told otherwise.
 async fn relay_all(
     plan: &Plan,
     bars: &mut Bars,
     sinks: Vec<Arc<dyn Sink>>,
-    stop: &CancellationToken,
+    shutdown: &CancellationToken,
     drain: bool,
-) -> Outcome<Vec<(String, Summary)>> {
-    let mut relays = JoinSet::new();
+) -> Outcome<Vec<Ended>> {
+    let mut relays = Relays::new().on_end(plan.on_end).shutdown_on(shutdown);
     for (pipeline, sink) in plan.pipelines.iter().zip(sinks) {
         let streams = pipeline.read.streams();
         tracing::info!(
@@ -147,32 +149,49 @@ async fn relay_all(
         if let Some(consumer) = pipeline.read.consumer() {
             bars.add(consumer, relay.stats());
         }
-        let (name, stop) = (pipeline.name.clone(), stop.clone());
-        relays.spawn(async move {
-            let summary = if drain { relay.drain(stop).await } else { relay.run(stop).await };
-            (name, summary)
-        });
+        relays = relays.add_relay(relay);
     }
-    let mut summaries = Vec::new();
-    let mut failure = None;
-    while let Some(ended) = relays.join_next().await {
-        match ended {
-            Ok((name, Ok(summary))) => summaries.push((name, summary)),
-            Ok((name, Err(error))) => {
-                stop.cancel();
-                tracing::debug!(pipeline = name, code = error.code(), "the pipeline cannot go on");
-                failure.get_or_insert(Failure::from(error).context(format!("pipeline `{name}`")));
-            }
-            Err(error) => {
-                stop.cancel();
-                failure.get_or_insert(Failure::failed(format!("a pipeline crashed: {error}")));
+    let mut running = if drain { relays.spawn_drain() } else { relays.spawn() };
+    let reader_gone = stdout::reader_gone(plan.writes_to_stdout());
+    tokio::pin!(reader_gone);
+    let mut watched = true;
+    let mut all = Vec::new();
+    loop {
+        tokio::select! {
+            ended = running.next() => match ended {
+                Some(ended) => all.push(ended),
+                None => return Ok(all),
+            },
+            () = &mut reader_gone, if watched => {
+                watched = false;
+                let why = sinks::reader_gone(Class::Permanent);
+                for pipeline in plan.pipelines.iter().filter(|one| one.sink == SinkTarget::Stdout) {
+                    running.end(&pipeline.name, &why);
+                }
             }
         }
     }
-    match failure {
-        Some(failure) => Err(failure),
-        None => Ok(summaries),
+}
+
+/// Which pipelines failed, why, and which did not: the one line that a process leaves.
+fn failure(all: &[Ended]) -> Option<Failure> {
+    let mut failed: Vec<&Ended> = all.iter().filter(|ended| ended.is_failure()).collect();
+    failed.sort_by(|one, other| one.name.cmp(&other.name));
+    let why = |ended: &&Ended| {
+        let error = ended.error.as_ref().map(errors::advice).unwrap_or_default();
+        format!("pipeline `{}`: {error}", ended.name)
+    };
+    if failed.is_empty() {
+        return None;
     }
+    let mut message = failed.iter().map(why).collect::<Vec<_>>().join("; ");
+    let mut others: Vec<String> =
+        all.iter().filter(|ended| !ended.is_failure()).map(|ended| format!("`{}`", ended.name)).collect();
+    if !others.is_empty() {
+        others.sort();
+        message.push_str(&format!("; the others did not fail: {}", others.join(", ")));
+    }
+    Some(Failure::failed(message))
 }
 
 /// Opens the store, waiting for a database that is away. None when told to stop first.

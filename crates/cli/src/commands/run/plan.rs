@@ -3,15 +3,15 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use airtight::{
-    Order, Policy,
+    OnEnd, Order, Policy,
     log::{OnFailure, Start},
     postgres::Snapshot,
 };
 
 use crate::{
-    args::{OnDead, OnFailureArg, OrderArg, RunArgs, SnapshotArg, StartArg},
+    args::{OnDead, OnFailureArg, OnPipelineEnd, OrderArg, RunArgs, SnapshotArg, StartArg},
     config::{
-        Common, Config, Database, Pipeline, ReadWord, Reading, Retention, check_slot, parse_keep,
+        Common, Config, Database, Pipeline, ReadWord, Reading, Retention, Said, check_slot, parse_keep,
         read_source, set_batch,
         urls::{Secret, SinkTarget},
     },
@@ -24,6 +24,8 @@ pub(super) struct Plan {
     pub(super) target: Target,
     pub(super) pipelines: Vec<Pipeline>,
     pub(super) retention: Retention,
+    /// What becomes of the others when one pipeline ends by itself.
+    pub(super) on_end: OnEnd,
 }
 
 impl Plan {
@@ -35,6 +37,11 @@ impl Plan {
         let mut database = args.database.clone();
         database.url = args.from.clone().or(database.url);
         let mut target = Target::resolve(&database, config.as_ref())?;
+        let on_end = match args.on_pipeline_end {
+            Some(OnPipelineEnd::Continue) => OnEnd::Continue,
+            Some(OnPipelineEnd::Stop) => OnEnd::Stop,
+            None => config.as_ref().map_or_else(OnEnd::default, |config| config.on_end),
+        };
         let (mut pipelines, retention) = match (config, &args.to) {
             (Some(config), _) => (config.pipelines, config.retention),
             (None, Some(to)) => (vec![from_args(args, to)?], retention(args)?),
@@ -57,7 +64,7 @@ impl Plan {
                 }
             }
         }
-        Ok(Self { target, pipelines, retention })
+        Ok(Self { target, pipelines, retention, on_end })
     }
 
     /// What a connector of Debezium's does.
@@ -76,7 +83,7 @@ impl Plan {
         let target = Target { url: read.url, database, connector: Some(Arc::new(read.connector)) };
         // Debezium removes nothing.
         let retention = Retention { done: None, log: None, ..Retention::default() };
-        Ok(Self { target, pipelines: vec![read.pipeline], retention })
+        Ok(Self { target, pipelines: vec![read.pipeline], retention, on_end: OnEnd::default() })
     }
 
     pub(super) fn writes_to_stdout(&self) -> bool {
@@ -87,12 +94,13 @@ impl Plan {
 fn retention(args: &RunArgs) -> Outcome<Retention> {
     let mut retention = Retention::default();
     let given = [
-        ("--keep-done", &args.keep_done, &mut retention.done),
-        ("--keep-log", &args.follow.keep_log, &mut retention.log),
+        ("--keep-done", &args.keep_done, &mut retention.done, &mut retention.done_said),
+        ("--keep-log", &args.follow.keep_log, &mut retention.log, &mut retention.log_said),
     ];
-    for (flag, text, kept) in given {
+    for (flag, text, kept, said) in given {
         if let Some(text) = text {
             *kept = parse_keep(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))?;
+            *said = Said::Explicitly(flag);
         }
     }
     Ok(retention)

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use airtight::relay::Summary;
+use airtight::{relay::Summary, relays::Ended};
 use serde::Serialize;
 
-use crate::{errors::Outcome, output};
+use crate::{
+    errors::{self, Outcome},
+    output,
+};
 
 /// What a drain did.
 #[derive(Serialize)]
@@ -22,11 +25,17 @@ struct PipelineReport {
     name: String,
     #[serde(flatten)]
     counts: Counts,
+    /// Why it ended before its backlog was empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
 }
 
 #[derive(Clone, Copy, Default, Serialize)]
 pub(super) struct Counts {
     pub(super) delivered: u64,
+    duplicates: u64,
     retried: u64,
     pub(super) dead: u64,
     unknown: u64,
@@ -38,6 +47,7 @@ pub(super) struct Counts {
 impl Counts {
     fn add(&mut self, summary: &Summary) {
         self.delivered += summary.delivered;
+        self.duplicates += summary.duplicates;
         self.retried += summary.retried;
         self.dead += summary.dead;
         self.unknown += summary.unknown;
@@ -48,15 +58,17 @@ impl Counts {
 }
 
 impl Report {
-    pub(super) fn new(mut summaries: Vec<(String, Summary)>, elapsed: Duration) -> Self {
-        summaries.sort_by(|one, other| one.0.cmp(&other.0));
+    pub(super) fn new(mut all: Vec<Ended>, elapsed: Duration) -> Self {
+        all.sort_by(|one, other| one.name.cmp(&other.name));
         let mut total = Counts::default();
         let mut pipelines = Vec::new();
-        for (name, summary) in summaries {
+        for Ended { name, summary, error } in all {
             total.add(&summary);
             let mut counts = Counts::default();
             counts.add(&summary);
-            pipelines.push(PipelineReport { name, counts });
+            let code = error.as_ref().map(|error| error.code().to_owned());
+            let error = error.as_ref().map(errors::advice);
+            pipelines.push(PipelineReport { name, counts, error, code });
         }
         let events_per_second = output::rate(total.delivered, elapsed);
         Self { total, seconds: elapsed.as_secs_f64(), events_per_second, pipelines }
@@ -80,6 +92,7 @@ impl Report {
             self.events_per_second
         );
         let rest = [
+            (self.total.duplicates, "that were there already"),
             (self.total.retried, "retried"),
             (self.total.dead, "dead"),
             (self.total.unknown, "of unknown outcome"),

@@ -6,8 +6,8 @@ use airtight::{Result, log::LogAdmin};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::{Pipeline, Reading, Retention},
-    wiring::Store,
+    config::{Pipeline, Reading, Retention, units},
+    wiring::{Store, Target},
 };
 
 /// Between two rounds; the first is soon after the start.
@@ -48,6 +48,32 @@ pub(super) async fn keep(
     }
 }
 
+/// Says what will be removed from a table that is not airtight's own, before anything is.
+pub(super) fn announce(store: &Store, target: &Target, pipelines: &[Pipeline], retention: &Retention) {
+    let Some(spec) = &target.database.spec else { return };
+    let table = spec.display_name();
+    if let (Some(keep), false) = (retention.done, store.is_log())
+        && let Ok(column) = spec.age_column(retention.done_by_creation)
+    {
+        tracing::info!(
+            "rows of {table} that are done are removed after {}, by {column}, as {} says",
+            units::shown(keep),
+            retention.done_said
+        );
+    }
+    let followed = pipelines.iter().any(|one| !matches!(one.read, Reading::Queue(_)));
+    if let (Some(keep), true) = (retention.log, store.is_log() && followed)
+        && let Some(column) = &spec.created_at
+    {
+        tracing::info!(
+            "rows of {table} are removed after {}, by {column}, as {} says{}",
+            units::shown(keep),
+            retention.log_said,
+            if retention.log_waits_for_consumers { "" } else { ", whether consumers have seen them or not" }
+        );
+    }
+}
+
 fn said(round: Result<()>) {
     if let Err(error) = round {
         tracing::warn!(%error, "could not remove old events; trying again in an hour");
@@ -55,10 +81,10 @@ fn said(round: Result<()>) {
 }
 
 async fn queue_round(store: &Store, retention: &Retention) -> Result<()> {
-    let Some(keep) = retention.done else { return Ok(()) };
-    let events = store.admin().prune(keep, &|_| {}).await?;
-    if events > 0 {
-        tracing::info!(events, "removed old delivered events");
+    let Some(what) = retention.of_queue() else { return Ok(()) };
+    let removed = store.admin().prune(what, &|_| {}).await?;
+    if removed.events > 0 {
+        tracing::info!(events = removed.events, by = removed.column, "removed old delivered events");
     }
     Ok(())
 }

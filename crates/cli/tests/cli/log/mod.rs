@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | `operate` | replay, pause, dead letters, halt, retention |
 //! | `bad` | what makes no sense, and moves nothing |
+//! | `remedies` | what errors tell one to do, done, with nothing lost |
 
 mod bad;
 mod operate;
+mod remedies;
 
 use std::{process::Command, time::Instant};
 
@@ -329,7 +331,19 @@ async fn the_relay_log_of_the_document_is_followed_by_its_preset() {
     log.execute("UPDATE cn_relay.consumer_offsets SET last_seq = 0").await;
     assert_eq!(with_config(&["consumers", "lag", "index-v1"]).ok(), "3\n");
 
-    // By time, whatever the consumers: its own default.
+    // By time, whatever the consumers: its own default, which it says.
+    let dry = with_config(&["prune", "--dry-run"]).ok();
+    assert!(
+        dry.starts_with("would remove 1 event of the log, whether consumers have seen them or not")
+            && dry.contains("an event stays for 30d, by ingested_at (the preset relay-log)"),
+        "{dry}"
+    );
+    #[cfg(unix)]
+    {
+        let relay = Running::start(log.command(&["run", "-c", "airtight.toml"]));
+        let line = tokio::task::block_in_place(|| relay.wait_for_log("are removed after 30d"));
+        assert!(line.contains("by ingested_at, as the preset relay-log says"), "{line}");
+    }
     let ran = with_config(&["prune", "--json"]);
     assert!(ran.stderr.contains("behind retention now: index-v1"), "{ran:?}");
     let pruned = ran.json();

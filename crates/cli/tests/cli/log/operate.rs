@@ -63,7 +63,7 @@ async fn a_running_relay_follows_a_seek() {
     eventually("its offset is stored", || log.consumer("live")["offset"] == 2);
     let shown = log.consumer("live");
     assert_eq!(shown["offsets"][0]["owner"], shown["instances"][0]["id"], "{shown}");
-    let error = log.run(&["consumers", "remove", "live"]).error(1);
+    let error = log.run(&["consumers", "remove", "live", "--yes"]).error(1);
     assert!(error.contains("works for consumer `live`: stop it first"), "{error}");
 
     log.run(&["consumers", "seek", "live", "--to-seq", "1"]).ok();
@@ -71,7 +71,7 @@ async fn a_running_relay_follows_a_seek() {
     relay.signal("TERM");
     let (status, rest) = relay.wait();
     assert!(status.success(), "{rest}");
-    assert_eq!(log.run(&["consumers", "remove", "live"]).ok(), "consumer `live` removed\n");
+    assert_eq!(log.run(&["consumers", "remove", "live", "--yes"]).ok(), "consumer `live` removed\n");
     assert_eq!(log.run(&["consumers", "list", "--json"]).json(), json!([]));
 }
 
@@ -107,7 +107,7 @@ async fn a_paused_consumer_stands_still() {
 }
 
 /// A receiver that refuses everything until told otherwise.
-async fn moody() -> (HttpServer, Arc<AtomicBool>) {
+pub(super) async fn moody() -> (HttpServer, Arc<AtomicBool>) {
     let server = HttpServer::start().await;
     let accepts = Arc::new(AtomicBool::new(false));
     let mood = accepts.clone();
@@ -228,6 +228,13 @@ async fn retention_waits_for_consumers_unless_told_otherwise() {
     log.drain("slow", "null:");
     log.run(&["consumers", "seek", "slow", "--to-seq", "1"]).ok();
 
+    for _ in 0..2 {
+        let dry = log.run(&["prune", "--keep", "0s", "--dry-run", "--json"]).json();
+        assert_eq!(
+            (&dry["events"], &dry["floor"], &dry["held_by"], &dry["by"]),
+            (&json!(1), &json!(0), &json!("slow"), &json!("created_at"))
+        );
+    }
     let pruned = log.run(&["prune", "--keep", "0s", "--json"]).json();
     assert_eq!(
         (&pruned["events"], &pruned["floor"], &pruned["held_by"]),
@@ -236,7 +243,8 @@ async fn retention_waits_for_consumers_unless_told_otherwise() {
     let human = log.run(&["prune", "--keep", "0s"]).ok();
     assert!(
         human.starts_with(
-            "removed 0 events of the log, 0 partitions dropped whole; all up to seq 1 are gone\n"
+            "removed 0 events of the log, 0 partitions dropped whole; all up to seq 1 are gone\n\
+             an event stays for 0s, by created_at (--keep)\n"
         ),
         "{human}"
     );

@@ -19,6 +19,7 @@ use crate::{
         destinations::Gate,
         judge,
         lanes::{Lane, Queued},
+        panic_message,
         stats::add,
     },
 };
@@ -135,6 +136,9 @@ impl Engine {
                     }
                 }
             }
+            if matches!(outcome, Outcome::Duplicate) {
+                add(&self.stats.duplicates, 1);
+            }
             let verdict = judge::verdict(&delivery, outcome, waits, &self.policy);
             self.log_verdict(&delivery.event, delivery.attempt, &verdict);
             let holds = judge::holds_lane(&verdict, &self.policy);
@@ -173,7 +177,7 @@ impl Engine {
         let is_untried = match outcome {
             Outcome::Failed(error) => error.class() == Class::Unavailable,
             Outcome::Skipped => true,
-            Outcome::Delivered | Outcome::Committed | Outcome::Unknown(_) => false,
+            Outcome::Delivered | Outcome::Duplicate | Outcome::Committed | Outcome::Unknown(_) => false,
         };
         let (answered, untried) = match refused {
             // Who says that a routing key has no queue has found the exchange.
@@ -256,12 +260,4 @@ async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivere
         }
     };
     Delivered { call, deliveries, lanes, outcomes }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".into())
 }

@@ -7,9 +7,13 @@ use tokio::time::Instant;
 
 use super::{Engine, SOURCE_BACKOFF, log_failure};
 use crate::{
-    Batch, Class, Error, Limits, Result, Verdict,
+    Backlog, Batch, Class, Error, Limits, Result, Verdict,
     relay::{judge, lanes::Queued, stats::add},
 };
+
+/// When a drain first says what it waits for, and how long until it says it again.
+const FIRST_WORD: Duration = Duration::from_secs(3);
+const NEXT_WORD: Duration = Duration::from_secs(60);
 
 pub(super) enum Fetched {
     /// Which fetch it was, how many events it could have brought, and how long it took.
@@ -74,6 +78,7 @@ impl Engine {
                 } else if let Some(error) = self.hopeless(backlog) {
                     self.stop(Some(error));
                 } else {
+                    self.say_what_is_left(&backlog);
                     self.idle = true;
                 }
             }
@@ -101,6 +106,17 @@ impl Engine {
         ))
     }
 
+    /// A drain that has nothing to do and is not done says why, after a moment and then every minute.
+    fn say_what_is_left(&mut self, backlog: &Backlog) {
+        let now = Instant::now();
+        let due = *self.say_at.get_or_insert(now + FIRST_WORD);
+        if now < due {
+            return;
+        }
+        self.say_at = Some(now + NEXT_WORD);
+        tracing::info!(pipeline = self.name, "the drain {}", what_is_left(backlog));
+    }
+
     pub(super) fn on_source_error(&mut self, error: Error) {
         if error.class() == Class::Permanent {
             tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
@@ -108,7 +124,8 @@ impl Engine {
             return;
         }
         self.fetch_failures += 1;
-        let wait = SOURCE_BACKOFF.after(self.fetch_failures);
+        // A source that works in the background fails between two fetches of ours, and knows better how often it has.
+        let wait = SOURCE_BACKOFF.after(self.fetch_failures).max(error.retry_after().unwrap_or_default());
         tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot read the outbox; trying again in {wait:.1?}");
         if !self.stopping {
             self.fetch = Some(tokio::time::sleep(wait).map(|()| Fetched::Waited).boxed());
@@ -150,5 +167,58 @@ impl Engine {
                 self.lanes.push(Queued { delivery, lane, ownership: batch.ownership.clone(), size });
             }
         }
+    }
+}
+
+fn what_is_left(backlog: &Backlog) -> String {
+    let events = |count: u64| if count == 1 { "1 event".to_owned() } else { format!("{count} events") };
+    let left = backlog.unfinished - backlog.blocked.min(backlog.unfinished);
+    let not_due = backlog.not_due.min(left);
+    let mut parts = Vec::new();
+    if not_due > 0 {
+        let next = match backlog.next_due {
+            Some(wait) => format!(", the next in {}", spoken(wait)),
+            None => String::new(),
+        };
+        let verb = if not_due == 1 { "is" } else { "are" };
+        parts.push(format!("{} that {verb} not due{next}", events(not_due)));
+    }
+    if left > not_due {
+        parts.push(format!(
+            "{} behind those, in another relay's hands, or left by one that is gone until its lease runs out",
+            events(left - not_due)
+        ));
+    }
+    if backlog.blocked > 0 {
+        parts.push(format!("and not for {} behind a dead one", events(backlog.blocked)));
+    }
+    format!("waits for {}", parts.join("; "))
+}
+
+/// `8h 59m`, `4m 10s`, `3s`.
+fn spoken(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        _ => format!("{}h {}m", seconds / 3_600, seconds % 3_600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_says_what_it_waits_for() {
+        let hours = Some(Duration::from_secs(9 * 3_600 - 5));
+        let backlog = Backlog { unfinished: 1, blocked: 0, not_due: 1, next_due: hours };
+        assert_eq!(what_is_left(&backlog), "waits for 1 event that is not due, the next in 8h 59m");
+        let backlog = Backlog { unfinished: 7, blocked: 2, not_due: 3, next_due: None };
+        assert_eq!(
+            what_is_left(&backlog),
+            "waits for 3 events that are not due; 2 events behind those, in another relay's hands, or left by one that \
+             is gone until its lease runs out; and not for 2 events behind a dead one"
+        );
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct Engine {
     stats: Arc<Stats>,
     name: String,
     drain: bool,
+    /// When a drain that waits says for what.
+    say_at: Option<Instant>,
 
     lanes: Lanes,
     deliveries: JoinSet<Delivered>,
@@ -104,6 +106,7 @@ impl Engine {
             stats: relay.stats,
             name: relay.name,
             drain,
+            say_at: None,
             deliveries: JoinSet::new(),
             delivering: HashMap::new(),
             next_call: 0,
@@ -188,6 +191,7 @@ impl Engine {
 
     /// Opens both ends. A source that is away is waited for; wrong credentials are not.
     async fn open(&mut self, shutdown: &CancellationToken) -> Result<bool> {
+        self.source.accepts(&self.policy)?;
         let mut failures = 0;
         loop {
             let opened = tokio::select! {

@@ -91,11 +91,12 @@ impl Engine {
                 self.settle_failures += 1;
                 let wait = SOURCE_BACKOFF.after(self.settle_failures);
                 tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot settle {} events; trying again in {wait:.1?}", settlements.len());
-                if error.class() == Class::Permanent && !self.stopping {
+                let is_permanent = error.class() == Class::Permanent;
+                if is_permanent && !self.stopping {
                     tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
                     self.stop(Some(error));
                 }
-                if self.stopping && self.settle_failures > 5 {
+                if self.stopping && (self.settle_failures > 5 || is_permanent) {
                     tracing::warn!(
                         pipeline = self.name,
                         "stopping without settling: these events will be delivered again"

@@ -22,6 +22,7 @@ use postgres_protocol::{
         frontend,
     },
 };
+use socket2::{SockRef, TcpKeepalive};
 use sqlx::postgres::PgSslMode;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -33,6 +34,14 @@ use crate::error::from_sqlstate;
 
 /// How long connecting and getting in may take.
 const CONNECT: Duration = Duration::from_secs(10);
+
+/// How long an answer may take, and sending what the other side must take.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// When a connection that is quiet is tried, how often again, and for how long what was sent may wait for its receipt.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
 /// How much is read at once.
 const CHUNK: usize = 128 * 1024;
@@ -54,6 +63,8 @@ pub(crate) struct Wire {
     transport: Pin<Box<dyn Transport>>,
     input: BytesMut,
     output: BytesMut,
+    /// The server's process.
+    pid: i32,
 }
 
 /// What a statement returned: rows of text.
@@ -94,7 +105,7 @@ impl Wire {
     async fn start(endpoint: &Endpoint, replication: bool) -> Result<Self> {
         let connect = async {
             let transport = transport(endpoint).await?;
-            let mut wire = Self { transport, input: BytesMut::new(), output: BytesMut::new() };
+            let mut wire = Self { transport, input: BytesMut::new(), output: BytesMut::new(), pid: 0 };
             wire.start_up(endpoint, replication).await?;
             Ok(wire)
         };
@@ -120,10 +131,16 @@ impl Wire {
         loop {
             match self.message().await? {
                 Message::ReadyForQuery(_) => return Ok(()),
+                Message::BackendKeyData(body) => self.pid = body.process_id(),
                 Message::ErrorResponse(body) => return Err(refused(body.fields(), "connecting")),
                 _ => {}
             }
         }
+    }
+
+    /// The server's process at the other end.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
     }
 
     async fn authenticate(&mut self, endpoint: &Endpoint) -> Result<()> {
@@ -178,6 +195,11 @@ impl Wire {
 
     /// Runs a statement (or a replication command) and collects what it returns. `doing` is for messages.
     pub(crate) async fn query(&mut self, sql: &str, doing: &str) -> Result<Table> {
+        within(doing, self.ask(sql, doing)).await
+    }
+
+    /// The same for however long it takes: whoever calls this looks meanwhile whether the server is at it.
+    pub(crate) async fn ask(&mut self, sql: &str, doing: &str) -> Result<Table> {
         frontend::query(sql, &mut self.output).map_err(broken)?;
         self.flush().await?;
         let mut table = Table::default();
@@ -213,6 +235,10 @@ impl Wire {
 
     /// Runs a command that turns the connection into a stream both ways.
     pub(crate) async fn copy_both(&mut self, command: &str, doing: &str) -> Result<()> {
+        within(doing, self.begin_copy(command, doing)).await
+    }
+
+    async fn begin_copy(&mut self, command: &str, doing: &str) -> Result<()> {
         frontend::query(command, &mut self.output).map_err(broken)?;
         self.flush().await?;
         loop {
@@ -253,7 +279,7 @@ impl Wire {
     /// Sends a message into the stream.
     pub(crate) async fn send(&mut self, data: &[u8]) -> Result<()> {
         frontend::CopyData::new(data).map_err(broken)?.write(&mut self.output);
-        self.flush().await
+        within("streaming", self.flush()).await
     }
 
     /// Says that the stream is over, and leaves.
@@ -326,6 +352,10 @@ async fn transport(endpoint: &Endpoint) -> Result<Pin<Box<dyn Transport>>> {
     let connect = || async {
         let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await?;
         stream.set_nodelay(true)?;
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1))?;
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
         io::Result::Ok(stream)
     };
     let mut stream = connect().await.map_err(|error| unreachable(endpoint, &error))?;
@@ -343,6 +373,14 @@ async fn transport(endpoint: &Endpoint) -> Result<Pin<Box<dyn Transport>>> {
         return Ok(Box::pin(stream));
     }
     Err(Error::unavailable("tls", format!("{} does not speak TLS, and `sslmode` wants it", endpoint.shown())))
+}
+
+/// What takes longer is not waited for.
+async fn within<T>(doing: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(|_| {
+        let message = format!("{doing}: PostgreSQL has not answered within {} s", ANSWER.as_secs());
+        Err(Error::retryable("unreachable", message))
+    })
 }
 
 /// The next item of a fallible iterator, as an iterator would give it.

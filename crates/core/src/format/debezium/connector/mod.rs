@@ -263,6 +263,7 @@ impl Reader {
                 format!("must be `{CLASS}`, found `{}`", class.escape_debug()),
             ));
         }
+        self.refuse_incomplete()?;
         let table = self.needed("table.include.list")?;
         let full = one_table("table.include.list", &table)?;
         let (schema, table) = full.split_once('.').unwrap_or(("public", &full));
@@ -326,6 +327,27 @@ impl Reader {
 
     fn take(&mut self, key: &str) -> Option<String> {
         self.pairs.remove(key).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    }
+
+    /// Names all that is missing at once, rather than the first of it.
+    fn refuse_incomplete(&self) -> Result<()> {
+        let has = |key: &str| self.pairs.get(key).is_some_and(|value| !value.trim().is_empty());
+        let needed =
+            ["table.include.list", "database.hostname", "database.user", "database.dbname", "transforms"];
+        let mut missing: Vec<String> =
+            needed.into_iter().filter(|key| !has(key)).map(|key| format!("`{key}`")).collect();
+        if let Some(name) = self.pairs.get("transforms").and_then(|names| names.split(',').next()) {
+            let key = format!("transforms.{}.type", name.trim());
+            missing.extend((has("transforms") && !has(&key)).then(|| format!("`{key}`")));
+        }
+        match &missing[..] {
+            // One alone is told where it is read, with what it is for.
+            [] | [_] => Ok(()),
+            several => Err(Error::permanent(
+                "bad_config",
+                format!("{} are missing from the connector's file", several.join(", ")),
+            )),
+        }
     }
 
     fn needed(&mut self, key: &str) -> Result<String> {
