@@ -140,7 +140,8 @@ impl Kafka {
     /// A second broker of the same cluster, numbered 2, for topics with two replicas.
     pub async fn second_broker(&self) -> ServerProcess {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let (port, controller, path) = (free_port(), self.ports.controller(), directory.path().display());
+        let (port, path) = (Port::reserve(), directory.path().display());
+        let controller = self.ports.controller();
         let properties = format!(
             "process.roles=broker\n\
              node.id=2\n\
