@@ -205,17 +205,6 @@ async fn thousands_that_wait_fill_nothing_and_starve_nobody() {
     // Those of the first batches, which nobody could know of, and then one at a time.
     assert!(sink.tried("bad") < 600, "{} tries", sink.tried("bad"));
     let before = sink.tried("bad");
-    for _ in 0..20 {
-        tokio::time::sleep(ms(300)).await;
-        eprintln!(
-            "DEBUG {} tried {} claims {} counts {:?} {:?}",
-            before,
-            sink.tried("bad"),
-            store.calls(airtight_testkit::memory_queue::Verb::Claim),
-            store.counts(),
-            relay.summary()
-        );
-    }
     lock(&sink.0).most_at_once = 0;
     eventually(PATIENCE, "a few probes", async || sink.tried("bad") >= before + 4).await;
     assert_eq!(lock(&sink.0).most_at_once, 1, "a probe is one event");
