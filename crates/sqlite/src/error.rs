@@ -33,7 +33,9 @@ pub(crate) fn db(error: sqlx::Error) -> Error {
         10 => Error::retryable("io", message),
         11 | 26 => Error::permanent("corrupt", message),
         13 => Error::retryable("disk_full", message),
-        14 => Error::permanent("cannot_open", message),
+        // At the start this is final; later it is a file that was removed a moment ago, which the next look tells, or a
+        // limit of the process that may pass.
+        14 => Error::retryable("cannot_open", message),
         19 => Error::permanent("constraint", message),
         20 => Error::permanent("mismatch", format!("a value does not fit its column: {message}")),
         _ => Error::retryable("sqlite", message),

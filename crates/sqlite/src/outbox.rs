@@ -236,13 +236,26 @@ impl SqliteOutbox {
     /// a savepoint of it on one that it believes to be in a transaction, and that one's snapshot would never end.
     async fn begin_with(&self, statement: &'static str) -> Result<Transaction<'static, Sqlite>> {
         let conn = self.clean_connection().await?;
-        Transaction::begin(conn, Some(statement.into_sql_str())).await.map_err(db)
+        let begun = Transaction::begin(conn, Some(statement.into_sql_str())).await;
+        self.or_file(begun).await
+    }
+
+    /// An error that may come from a file that was removed since the last look is told as that: ended by any other, the
+    /// relay would take what only it has open with it.
+    async fn or_file<T>(&self, result: sqlx::Result<T>) -> Result<T> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error) => {
+                self.check_known_file().await?;
+                Err(db(error))
+            }
+        }
     }
 
     /// A pool of the application's own lets connections back that [`is_clean`] would not.
     async fn clean_connection(&self) -> Result<PoolConnection<Sqlite>> {
         loop {
-            let conn = self.pool.acquire().await.map_err(db)?;
+            let conn = self.or_file(self.pool.acquire().await).await?;
             if !conn.is_in_transaction() {
                 return Ok(conn);
             }
@@ -311,5 +324,6 @@ fn cannot_open(error: sqlx::Error, file: &Path) -> Error {
     if error.code() != "cannot_open" {
         return error;
     }
-    error.context("cannot open (does the directory exist, and may this user write to it?)")
+    Error::permanent(error.code().to_owned(), error.message())
+        .context("cannot open (does the directory exist, and may this user write to it?)")
 }
