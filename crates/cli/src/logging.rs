@@ -21,7 +21,8 @@ pub(crate) fn init(args: &LogArgs, command: &Command) {
     };
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.trim().is_empty());
     let filter = EnvFilter::builder().parse_lossy(chosen.as_deref().unwrap_or(default));
-    let lines = fmt().with_env_filter(filter).with_writer(|| Stderr);
+    // A line that cannot be written is lost. To say so on the same standard error would panic.
+    let lines = fmt().with_env_filter(filter).with_writer(|| Stderr).log_internal_errors(false);
     match args.log_format {
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).init(),
         LogFormat::Human => lines.with_ansi(io::stderr().is_terminal()).with_target(false).init(),

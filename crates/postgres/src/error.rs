@@ -5,6 +5,9 @@ use airtight_core::Error;
 /// The code of an error for a lock that could not be had in time.
 pub(crate) const LOCKED: &str = "locked";
 
+/// The code of an error for a transaction that the server ended because two stood in each other's way.
+pub(crate) const DEADLOCK: &str = "deadlock";
+
 /// Maps an error of sqlx's. `doing` says what was tried, for the message.
 pub(crate) fn from_sqlx(error: &sqlx::Error, doing: &str) -> Error {
     match error {
@@ -66,7 +69,8 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
             ),
         ),
         "55P03" => Error::retryable(LOCKED, text("")),
-        // Everything else (serialisation, deadlock, shutdown, too many connections) may pass.
+        "40P01" => Error::retryable(DEADLOCK, text("")),
+        // Everything else (serialisation, shutdown) may pass.
         _ => Error::retryable("postgres", text("")),
     }
 }

@@ -20,7 +20,7 @@ use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
 use crate::{
     Inbox, PgLog, PgOutbox,
-    error::{LOCKED, doing},
+    error::{DEADLOCK, LOCKED, doing},
 };
 
 /// What a handler returns: `?` works on sqlx's errors, on JSON's and on airtight's own.
@@ -286,7 +286,7 @@ impl PgHandlers {
 /// Whether what ended a transaction may be the doing of one event in it: a constraint that is checked at its end,
 /// two transactions in each other's way. Not a lost connection, or a lost partition.
 fn may_be_one_events(error: &Error) -> bool {
-    error.class() == Class::Permanent || error.code() == "postgres" || error.code() == LOCKED
+    error.class() == Class::Permanent || ["postgres", LOCKED, DEADLOCK].contains(&error.code())
 }
 
 #[async_trait]

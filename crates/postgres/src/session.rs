@@ -152,8 +152,8 @@ impl Watchdog {
             self.names.iter().map(|name| format!("position({} IN a.query) > 0", literal(name))).collect();
         let sql = format!(
             "SELECT coalesce(a.wait_event_type = 'Lock', false) AS locked, \
-               (SELECT coalesce(l.relation::regclass::text, l.locktype) FROM pg_locks l WHERE l.pid = a.pid AND NOT l.granted \
-                LIMIT 1) AS what, \
+               (SELECT coalesce(c.relnamespace::regnamespace || '.' || c.relname, l.locktype) FROM pg_locks l \
+                LEFT JOIN pg_class c ON c.oid = l.relation WHERE l.pid = a.pid AND NOT l.granted LIMIT 1) AS what, \
                (SELECT string_agg(format('pid %s (%s, %s%s)', b.pid, coalesce(nullif(b.application_name, ''), 'no application name'), \
                   coalesce(b.state, 'of another user'), coalesce(', open for ' || round(extract(epoch FROM clock_timestamp() \
                   - b.xact_start)) || ' s', '')), ', ') FROM pg_stat_activity b WHERE b.pid = ANY(pg_blocking_pids(a.pid))) AS holders \

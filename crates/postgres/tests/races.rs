@@ -528,7 +528,11 @@ async fn a_call_that_is_dropped_half_way_leaves_no_transaction_open() {
         drop(call);
         // Each time, since the next call on that connection would end the transaction with its own.
         eventually(LONG, "a pool at rest", async || pool.num_idle() == pool.size() as usize).await;
-        let open = sqlx::query_scalar::<_, i64>(open).fetch_one(&mut observer).await.unwrap();
-        assert_eq!(open, 0, "dropped after {polls} polls");
+        // A connection that was closed with its transaction takes the server a moment to notice. One that was given back to
+        // the pool stays as it is.
+        eventually(LONG, &format!("nothing open, dropped after {polls} polls"), async || {
+            sqlx::query_scalar::<_, i64>(open).fetch_one(&mut observer).await.unwrap() == 0
+        })
+        .await;
     }
 }

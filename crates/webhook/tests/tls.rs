@@ -65,8 +65,14 @@ async fn https_trusts_the_systems_roots_and_nobody_else() {
     for (file, expected) in [(&trusted, "Delivered"), (&untrusted, "certificate")] {
         let config = WebhookConfig::new(format!("https://localhost:{port}/")).ca(file);
         let event = sample_event(1, "k");
-        let delivery =
-            Delivery { event, position: Position(1), attempt: 1, max_attempts: None, lost_leases: 0, replay: None };
+        let delivery = Delivery {
+            event,
+            position: Position(1),
+            attempt: 1,
+            max_attempts: None,
+            lost_leases: 0,
+            replay: None,
+        };
         let said = format!("{:?}", WebhookSink::new(config).unwrap().deliver(&[delivery]).await);
         assert!(said.contains(expected), "{said}");
     }

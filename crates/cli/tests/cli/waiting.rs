@@ -3,10 +3,10 @@
 
 use std::{process::Command, time::Instant};
 
-use airtight_testkit::{mute::MuteProxy, postgres::TestDb};
+use airtight_testkit::{mute::MuteProxy, postgres::TestDb, wait::eventually};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::support::{Ran, Running, airtight, finish};
+use crate::support::{DEADLINE, Ran, Running, airtight, finish};
 
 struct Server {
     db: TestDb,
@@ -98,6 +98,12 @@ async fn a_relay_behind_a_killed_one_says_how_long_it_waits() {
     ] {
         let Some(server) = Server::create(&format!("cli_waiting_lease_{shape}"), shape).await else { return };
         let first = server.start(&server.db.url(), args);
+        let mut session = server.session("observer").await.0;
+        eventually(DEADLINE, "it owns partitions", async || {
+            let owned = "SELECT count(owner) FROM airtight.partition";
+            sqlx::query_scalar::<_, i64>(owned).fetch_one(&mut session).await.expect("a count") > 0
+        })
+        .await;
         first.signal("KILL");
         first.wait();
         let second = server.start(&server.db.url(), args);
@@ -149,8 +155,8 @@ async fn a_server_that_lets_nobody_in_is_named_as_the_cause() {
     let relay = Running::start(server.command(url.as_str(), &["run", "--to", "stdout:"]));
     let said = relay.wait_for_log("too_many_connections");
     assert!(said.contains("too many connections for role") && said.contains("CONNECTION LIMIT"), "{said}");
-    // With one for everything it works, slowly, and says why.
-    execute(&mut session, &format!("ALTER ROLE {role} CONNECTION LIMIT 1")).await;
+    // The remedy that the message names.
+    execute(&mut session, &format!("ALTER ROLE {role} CONNECTION LIMIT 10")).await;
     relay.wait_for_log("relaying");
     server.publish("k");
     relay.next_line();

@@ -107,8 +107,7 @@ fn a_file_that_cannot_be_honoured_is_refused_by_its_name() {
         let path = write(&dir, "connector.json", &Value::Object(file).to_string());
         assert_refused(&run_with(&path), 2, text);
     }
-    for (text, expected) in [("{", "not JSON"), ("", "`table.include.list` is missing"), ("[]", "is missing")]
-    {
+    for (text, expected) in [("{", "not JSON"), ("", "are missing"), ("[]", "are missing")] {
         let path = write(&dir, "connector.json", text);
         assert_refused(&run_with(&path), 2, expected);
     }

@@ -214,12 +214,12 @@ impl Group {
         self.silent.retain(|id, _| pulse.peers.iter().any(|peer| peer.id == *id));
         let mut gone = Vec::new();
         for peer in &pulse.peers {
-            let new = || Silence { renewal: peer.renewal.clone(), beats: 0 };
-            let silence = self.silent.entry(peer.id).or_insert_with(new);
-            if silence.renewal != peer.renewal {
-                *silence = new();
+            let Some(silence) =
+                self.silent.get_mut(&peer.id).filter(|silence| silence.renewal == peer.renewal)
+            else {
+                self.silent.insert(peer.id, Silence { renewal: peer.renewal.clone(), beats: 0 });
                 continue;
-            }
+            };
             silence.beats = silence.beats.saturating_add(1);
             let partitions = pulse.owners.values().filter(|owner| **owner == peer.id).count();
             if silence.beats == SILENT_BEATS + 1 && (partitions > 0 || self.member.partitions == 0) {

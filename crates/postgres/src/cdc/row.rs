@@ -326,9 +326,11 @@ impl Mapping {
     fn seq(&self, values: &[Option<Bytes>]) -> Result<i64> {
         let seq = match self.seq {
             Seq::Column(at) => self.integer(values, at)?,
-            Seq::Created(at) => self
-                .time(values, at)?
-                .and_then(|time| i64::try_from(time.unix_timestamp_nanos().div_euclid(1000)).ok()),
+            // NULL comes first, as in the queue.
+            Seq::Created(at) => match self.time(values, at)? {
+                Some(time) => i64::try_from(time.unix_timestamp_nanos().div_euclid(1000)).ok(),
+                None => Some(0),
+            },
             Seq::None => Some(0),
         };
         seq.ok_or_else(|| {

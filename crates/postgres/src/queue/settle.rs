@@ -12,7 +12,13 @@ use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
 use super::{int_keys, text_keys};
-use crate::{PgOutbox, columns::Columns, error::doing, outbox::Conn, session::Session};
+use crate::{
+    PgOutbox,
+    columns::Columns,
+    error::{DEADLOCK, doing},
+    outbox::Conn,
+    session::Session,
+};
 
 /// In the order in which they are applied: what holds a key back comes before what it holds back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +52,26 @@ impl Kind {
     }
 }
 
+/// How often a settle is tried that stands in a claim's way, each waiting for a row of the other. The server has undone
+/// it, so that trying again is safe.
+const TRIES: u32 = 3;
+
 pub(super) async fn settle(
+    outbox: &PgOutbox,
+    c: &Columns,
+    member: &Member,
+    rows: &[(RowClaim, &Verdict)],
+) -> Result<Vec<bool>> {
+    for _ in 1..TRIES {
+        match settle_once(outbox, c, member, rows).await {
+            Err(error) if error.code() == DEADLOCK => tracing::debug!(%error, "settling again"),
+            other => return other,
+        }
+    }
+    settle_once(outbox, c, member, rows).await
+}
+
+async fn settle_once(
     outbox: &PgOutbox,
     c: &Columns,
     member: &Member,

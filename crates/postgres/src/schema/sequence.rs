@@ -226,7 +226,13 @@ impl PgOutbox {
     pub(crate) fn draw(&self) -> String {
         let sequence =
             format!("{}.{}", quote(&self.options.schema), quote(&format!("{}_seq", self.options.table)));
-        format!("nextval({}::regclass)", literal(&sequence))
+        let table = format!("{}.{}", quote(&self.options.schema), quote(&self.options.table));
+        // A table that somebody else made may have named it otherwise.
+        format!(
+            "nextval((SELECT coalesce(pg_get_serial_sequence({}, 'seq'), {}))::regclass)",
+            literal(&table),
+            literal(&sequence)
+        )
     }
 }
 

@@ -9,10 +9,10 @@ use crate::support::{Fixture, Recorder, Running, SOON, event};
 
 /// Refuses what the switch is on for, as a database in trouble would.
 const TROUBLE: &str = "CREATE TABLE trouble (what text); CREATE SEQUENCE refusals; \
-    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+    CREATE FUNCTION refuse_parking() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
       IF EXISTS (SELECT FROM trouble) THEN PERFORM nextval('refusals'); RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END IF; \
       RETURN new; END $$; \
-    CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON airtight.parked FOR EACH ROW EXECUTE FUNCTION refuse()";
+    CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON airtight.parked FOR EACH ROW EXECUTE FUNCTION refuse_parking()";
 
 impl Fixture {
     /// Waits for some refusals. What was delivered is written down several times meanwhile.

@@ -139,9 +139,8 @@ impl SqliteOutbox {
         let mut tx = self.begin().await?;
         let conn = tx.conn();
         known_or_all(conn, sql, filter).await?;
-        // An unknown one is retried or dropped only by somebody who means just that one.
-        let states =
-            if filter.seqs.is_empty() { "p.state = 'dead'" } else { "p.state IN ('dead', 'unknown')" };
+        // One that is not dead is retried or dropped only by somebody who means just that one.
+        let states = if filter.seqs.is_empty() { "p.state = 'dead'" } else { "true" };
         let which = format!("{} AND {states}", inspect::parked_where(sql, filter));
         let statement = match act {
             Act::Retry => format!(
