@@ -275,7 +275,13 @@ impl Reader<'_> {
         conn.commit().await
     }
 
-    async fn gap(&self, code: &'static str, what: String, mend: Option<String>, stored: &Stored) -> Error {
+    pub(super) async fn gap(
+        &self,
+        code: &'static str,
+        what: String,
+        mend: Option<String>,
+        stored: &Stored,
+    ) -> Error {
         let advice = slot::recovery(self.outbox, self.columns, self.name, stored).await;
         let mend = mend.map_or(String::new(), |sql| {
             format!(". Before that, run what stands at the end of this message. Mend it: {sql}")

@@ -325,8 +325,8 @@ impl Mapping {
 
     fn seq(&self, values: &[Option<Bytes>]) -> Result<i64> {
         let seq = match self.seq {
-            Seq::Column(at) => self.integer(values, at)?,
-            // NULL comes first, as in the queue.
+            // NULL counts as zero, as it does in the queue.
+            Seq::Column(at) => Some(self.integer(values, at)?.unwrap_or(0)),
             Seq::Created(at) => match self.time(values, at)? {
                 Some(time) => i64::try_from(time.unix_timestamp_nanos().div_euclid(1000)).ok(),
                 None => Some(0),

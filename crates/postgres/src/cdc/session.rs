@@ -133,6 +133,20 @@ impl Session {
         if error.class() == Class::Permanent {
             // The server may have stumbled over a publication that is not there: that says more.
             self.shared.verify(self.name()).await?;
+            // It may be back by now. The server reads these changes as of their own time, when it was not there, and stumbles
+            // again at every start.
+            if error.message().contains("42704") && error.message().contains(&self.shared.options.publication)
+            {
+                let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
+                let stored = state::load(outbox, c, self.name()).await?;
+                let what =
+                    format!("the publication `{}` was gone for a while", self.shared.options.publication);
+                return Err(self
+                    .shared
+                    .reader(self.name())?
+                    .gap("publication_lost", what, None, &stored)
+                    .await);
+            }
         }
         Err(error)
     }

@@ -139,8 +139,12 @@ impl SqliteOutbox {
         let mut tx = self.begin().await?;
         let conn = tx.conn();
         known_or_all(conn, sql, filter).await?;
-        // One that is not dead is retried or dropped only by somebody who means just that one.
-        let states = if filter.seqs.is_empty() { "p.state = 'dead'" } else { "true" };
+        // An unknown one, or one whose destination is away, is retried or dropped only by somebody who means just that one.
+        let states = if filter.seqs.is_empty() {
+            "p.state = 'dead'".to_owned()
+        } else {
+            format!("(p.state IN ('dead', 'unknown') OR p.error_code LIKE '{}')", Error::AWAY_CODES)
+        };
         let which = format!("{} AND {states}", inspect::parked_where(sql, filter));
         let statement = match act {
             Act::Retry => format!(

@@ -57,7 +57,11 @@ impl MemoryLogStore {
         for (name, consumer) in &mut tables.consumers {
             let decided = |entry: &&Entry| match entry.state {
                 Waits::Dead => true,
-                Waits::Unknown | Waits::Held | Waits::Until(_) => filter.seqs.contains(&entry.row.event.seq),
+                Waits::Unknown => filter.seqs.contains(&entry.row.event.seq),
+                Waits::Held | Waits::Until(_) => {
+                    entry.error.as_ref().is_some_and(|error| Error::is_away_code(error.code()))
+                        && filter.seqs.contains(&entry.row.event.seq)
+                }
             };
             let found = consumer.parked.values().filter(|entry| matches(filter, name, entry)).filter(decided);
             let seqs: Vec<i64> = found.map(|entry| entry.row.event.seq).collect();
