@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Result,
+    Error, Result,
     admin::{Detail, Row},
     log::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Replay, Retention, Seek,
