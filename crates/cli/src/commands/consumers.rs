@@ -60,9 +60,9 @@ pub(super) fn print_all(consumers: &[Consumer]) -> Outcome {
 fn note(one: &Consumer) -> String {
     let words = [(one.paused, "paused"), (one.behind_retention, "behind retention")];
     let mut notes: Vec<String> =
-        words.into_iter().filter_map(|(is, word)| is.then(|| word.to_owned())).collect();
+        words.into_iter().filter(|(is, _)| *is).map(|(_, word)| word.to_owned()).collect();
     if let Some(first) = one.waits_for.first() {
-        notes.push(printable(&format!("waits for {first}")).to_string());
+        notes.push(printable(&format!("waits for {first}")));
     }
     if notes.is_empty() { "-".into() } else { notes.join(", ") }
 }

@@ -325,8 +325,11 @@ impl Mapping {
 
     fn seq(&self, values: &[Option<Bytes>]) -> Result<i64> {
         let seq = match self.seq {
-            // NULL counts as zero, as it does in the queue.
-            Seq::Column(at) => Some(self.integer(values, at)?.unwrap_or(0)),
+            // NULL counts as zero where it does in the queue: in a column that need not be one of integers.
+            Seq::Column(at) if self.columns[at].type_oid == oid::NUMERIC => {
+                Some(self.integer(values, at)?.unwrap_or(0))
+            }
+            Seq::Column(at) => self.integer(values, at)?,
             Seq::Created(at) => match self.time(values, at)? {
                 Some(time) => i64::try_from(time.unix_timestamp_nanos().div_euclid(1000)).ok(),
                 None => Some(0),
