@@ -146,12 +146,14 @@ impl Engine {
                 self.start_deliveries();
             }
             self.start_settle();
-            if self.stopping && self.is_quiet() {
-                break;
-            }
-
-            if self.stopping && end_at.is_none() {
-                end_at = Some(Instant::now() + self.policy.grace + LAST_ANSWER);
+            if self.stopping {
+                let now = Instant::now();
+                let end_at = *end_at.get_or_insert(now + self.policy.grace + LAST_ANSWER);
+                if self.is_quiet() {
+                    // A renewal may wait for an answer that never comes, and leaving for the renewal.
+                    leave_within = LEAVE_TIMEOUT.min(end_at.saturating_duration_since(now) + LAST_ANSWER);
+                    break;
+                }
             }
             let closed = self.stopping || self.reopen.is_some();
             let circuit_timer = self.circuit.open_until().filter(|_| !closed);
