@@ -139,8 +139,7 @@ impl Engine {
         }
         let mut give_up_at = None;
         let mut end_at = None;
-        let mut leave_within = LEAVE_TIMEOUT;
-        loop {
+        let leave_within = loop {
             if !self.stopping {
                 self.start_fetch();
                 self.start_deliveries();
@@ -151,8 +150,7 @@ impl Engine {
                 let end_at = *end_at.get_or_insert(now + self.policy.grace + LAST_ANSWER);
                 if self.is_quiet() {
                     // A renewal may wait for an answer that never comes, and leaving for the renewal.
-                    leave_within = LEAVE_TIMEOUT.min(end_at.saturating_duration_since(now) + LAST_ANSWER);
-                    break;
+                    break LEAVE_TIMEOUT.min(end_at.saturating_duration_since(now) + LAST_ANSWER);
                 }
             }
             let closed = self.stopping || self.reopen.is_some();
@@ -185,14 +183,13 @@ impl Engine {
                         pipeline = self.name,
                         "the source does not answer; stopping without it: leases will run out by themselves"
                     );
-                    leave_within = LAST_ANSWER;
-                    break;
+                    break LAST_ANSWER;
                 }
             }
             if self.stopping && give_up_at.is_none() && !self.deliveries.is_empty() {
                 give_up_at = Some(Instant::now() + self.policy.grace);
             }
-        }
+        };
         self.close(leave_within).await;
         self.fatal.map_or(Ok(()), Err)
     }
