@@ -164,7 +164,6 @@ fn push_filter(query: &mut QueryBuilder<Postgres>, filter: &ParkedFilter, dead_o
     }
 }
 
-/// Keys with events that wait.
 /// What parked events wait for that are not to blame.
 pub(crate) async fn away(
     outbox: &PgOutbox,
@@ -187,6 +186,7 @@ pub(crate) async fn away(
     rows.iter().map(away_row).collect()
 }
 
+/// Keys with events that wait.
 pub(super) async fn blocked(
     outbox: &PgOutbox,
     conn: &mut Conn,
