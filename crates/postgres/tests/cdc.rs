@@ -28,6 +28,8 @@ mod refusals;
 mod remedies;
 #[path = "cdc/schema.rs"]
 mod schema;
+#[path = "cdc/set_back.rs"]
+mod set_back;
 #[path = "cdc/settling.rs"]
 mod settling;
 #[path = "cdc/shutdown.rs"]

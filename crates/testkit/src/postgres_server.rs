@@ -80,8 +80,7 @@ impl PrivateServer {
         let standby = Self::new(self.bindir.clone(), self.user.clone());
         let (data, copy) = (self.data(), standby.data());
         self.run("pg_ctl", &["stop", "--mode", "fast", "--silent", "--wait", "--pgdata", path(&data)]);
-        let copied = self.command("cp", &["-a", path(&data), path(&copy)]);
-        assert!(copied.status.success(), "copying the data: {copied:?}");
+        self.copy(&data, &copy);
         self.resume();
         let settings = format!(
             "port = {}\nunix_socket_directories = '{}'\nprimary_slot_name = '{slot}'\nhot_standby_feedback = on\n\
@@ -95,6 +94,24 @@ impl PrivateServer {
         standby.write("standby.signal", "");
         standby.resume();
         standby
+    }
+
+    /// Keeps a copy of its files for [`PrivateServer::set_back`]. It is shut down for a moment.
+    pub fn save(&self) {
+        let (data, saved) = (self.data(), self.saved());
+        self.run("pg_ctl", &["stop", "--mode", "fast", "--silent", "--wait", "--pgdata", path(&data)]);
+        self.copy(&data, &saved);
+        self.resume();
+    }
+
+    /// Ends it as a crash would, and starts it again with the files of [`PrivateServer::save`], as whoever restores a
+    /// snapshot of its disk would.
+    pub fn set_back(&self) {
+        self.stop();
+        let removed = self.command("rm", &["-rf", path(&self.data())]);
+        assert!(removed.status.success(), "removing the data: {removed:?}");
+        self.copy(&self.saved(), &self.data());
+        self.resume();
     }
 
     /// Makes a standby the primary.
@@ -187,6 +204,15 @@ impl PrivateServer {
 
     fn data(&self) -> PathBuf {
         self.directory.path().join("data")
+    }
+
+    fn saved(&self) -> PathBuf {
+        self.directory.path().join("saved")
+    }
+
+    fn copy(&self, from: &Path, to: &Path) {
+        let copied = self.command("cp", &["-a", path(from), path(to)]);
+        assert!(copied.status.success(), "copying the data: {copied:?}");
     }
 
     fn log(&self) -> PathBuf {

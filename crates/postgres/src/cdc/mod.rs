@@ -74,6 +74,7 @@ use self::{
     row::{Context, Mapping},
     session::Session,
     slot::Server,
+    state::{Phase, Stored},
     wire::Endpoint,
 };
 pub use self::{
@@ -249,6 +250,32 @@ impl Shared {
         }
         life.timeline = Some(server.timeline.clone());
         Ok(life.begun)
+    }
+
+    /// Starts over where a server that was set back to an earlier state stands: a snapshot of its disk was restored under
+    /// this relay. Its timeline is the same, but it has neither what was read last nor the position that was stored last.
+    /// It would skip everything that commits before the place where this relay would go on.
+    fn refuse_set_back(&self, server: &Server, stored: &Stored) -> Result<()> {
+        let (received, acked) = (self.feed().received().lsn, *self.acked.borrow());
+        let is_behind = stored.phase == Phase::Streaming && stored.lsn.unwrap_or_default() < acked;
+        if server.end >= received && !is_behind {
+            return Ok(());
+        }
+        let mut life = self.life();
+        if !life.begun {
+            return Ok(());
+        }
+        let timeline = life.timeline.take();
+        *life = Life { timeline, ..Life::default() };
+        self.renew.store(true, Ordering::Release);
+        Err(Error::retryable(
+            "set_back",
+            format!(
+                "the server was set back to an earlier state, before {}; beginning where it stands. Events that were \
+                 delivered since then are not in the database any more",
+                received.max(acked)
+            ),
+        ))
     }
 
     fn settled(&self) -> i64 {

@@ -276,6 +276,7 @@ async fn write(
         is_uncertain: place.tried.is_some(),
         to,
         position,
+        stored_lsn: place.stored_lsn,
         caught_up,
         park,
         parked: changes.map_or(Vec::new(), |changes| changes.parked.iter().collect()),

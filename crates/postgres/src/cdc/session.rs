@@ -97,7 +97,9 @@ impl Session {
         self.version = slot::server_version(&self.shared.outbox).await?;
         let begun = self.shared.timeline(&server)?;
         let (stored, slot) = self.look(&server).await?;
-        if !begun {
+        if begun {
+            self.shared.refuse_set_back(&server, &stored)?;
+        } else {
             wire = self.begin(wire, &server, stored, slot).await?;
         }
         if !self.shared.has_snapshot() {

@@ -23,6 +23,8 @@ pub(super) const MESSAGES: i32 = 140_000;
 pub(super) struct Server {
     pub(super) system: String,
     pub(super) timeline: String,
+    /// How far its WAL goes.
+    pub(super) end: Lsn,
     /// Where this timeline began: everything before it is another server's.
     pub(super) promoted_at: Option<Lsn>,
 }
@@ -120,6 +122,7 @@ pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
     let answer = wire.query("IDENTIFY_SYSTEM", "asking who the server is").await?;
     let text = |name: &str| answer.first(name).unwrap_or_default();
     let (system, timeline) = (text("systemid"), text("timeline"));
+    let end = text("xlogpos").parse().unwrap_or_default();
     let promoted_at = match timeline.as_str() {
         "1" => None,
         later => {
@@ -129,7 +132,7 @@ pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
             history.ok().and_then(|history| history.first("content")).as_deref().and_then(last_switch)
         }
     };
-    Ok(Server { system, timeline, promoted_at })
+    Ok(Server { system, timeline, end, promoted_at })
 }
 
 /// The place in the last line of a timeline's history: `1  0/3000148  no recovery target specified`.

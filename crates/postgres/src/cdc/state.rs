@@ -343,6 +343,8 @@ pub(super) struct Write<'a> {
     pub(super) is_uncertain: bool,
     /// The boundary at or before it.
     pub(super) position: Boundary,
+    /// What this relay has stored last, zero before it has stored anything.
+    pub(super) stored_lsn: Lsn,
     /// Nothing that was read waits to be settled.
     pub(super) caught_up: bool,
     /// What is to be parked, with the events.
@@ -424,7 +426,8 @@ pub(super) async fn write(
     Ok(Written::Stored)
 }
 
-/// Moves the place on, fenced. What is acknowledged to the server must survive a crash, whatever
+/// Moves the place on, fenced. A server that was set back to an earlier state has neither the position that was stored last
+/// nor WAL up to the new one: the place is no longer ours there, either. What is acknowledged to the server must survive a crash, whatever
 /// `synchronous_commit` says.
 async fn advance(
     outbox: &PgOutbox,
@@ -436,10 +439,11 @@ async fn advance(
     let sql = format!(
         "WITH sync AS MATERIALIZED (SELECT CASE current_setting('synchronous_commit') WHEN 'off' \
              THEN set_config('synchronous_commit', 'on', true) ELSE '' END AS word), \
-         seen AS MATERIALIZED (SELECT s.published IS NULL OR coalesce(s.published = {contents}, false) AS same FROM {slot} s \
+         seen AS MATERIALIZED (SELECT s.published IS NULL OR coalesce(s.published = {contents}, false) AS same, \
+             coalesce(s.lsn, '0/0') >= $13::pg_lsn AND $8::pg_lsn <= pg_current_wal_insert_lsn() AS ours FROM {slot} s \
            WHERE s.outbox = $1 AND s.name = $2), \
          moved AS (UPDATE {partition} p SET last_seq = $6, moved_at = now() FROM sync, seen \
-           WHERE seen.same AND p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
+           WHERE seen.same AND seen.ours AND p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 AND p.epoch = $5 \
              AND (p.last_seq IN ($6, $7) OR $11 AND p.last_seq BETWEEN $7 AND $6) AND sync.word IS NOT NULL RETURNING p.n), \
          place AS (UPDATE {slot} s SET lsn = $8::pg_lsn, seq = $9, phase = 'streaming', \
              lsn_time = coalesce($10, s.lsn_time, now()), moved_at = now(), \
@@ -464,6 +468,7 @@ async fn advance(
         .bind((write.position.time > 0).then(|| from_pg_micros(write.position.time)))
         .bind(write.is_uncertain)
         .bind(write.caught_up)
+        .bind(write.stored_lsn.to_string())
         .fetch_one(conn)
         .await
         .map_err(doing("storing the position"))?;

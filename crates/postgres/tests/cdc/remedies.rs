@@ -14,7 +14,7 @@ use crate::support::{Fixture, Recorder, SOON};
 
 impl Fixture {
     /// Does what the message says.
-    async fn follow(&self, error: &Error) {
+    pub(crate) async fn follow(&self, error: &Error) {
         let message = error.message();
         let mut did = false;
         if let Some((_, sql)) = message.split_once("Mend it: ") {

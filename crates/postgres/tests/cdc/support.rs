@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, PgPool};
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 pub(crate) struct Fixture {
     /// Keeps the database; none on a server of the test's own.
