@@ -37,6 +37,9 @@ const NOTICE: Duration = Duration::from_secs(3);
 /// How long a connection may take that is only to ask, and its answer.
 const ASK: Duration = Duration::from_secs(3);
 
+/// How long an answer that has come already may take to be seen, on a busy machine.
+const LAST_LOOK: Duration = Duration::from_millis(200);
+
 /// How often the same is told.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 
@@ -106,8 +109,9 @@ impl Watchdog {
                 pause = self.within - waited;
                 continue;
             }
-            // It may have been answered while it was asked about.
-            if let Some(done) = (&mut work).now_or_never() {
+            // It may have been answered while it was asked about. Polling once would not see it: whether something has
+            // come is found out between polls.
+            if let Ok(done) = tokio::time::timeout(LAST_LOOK, &mut work).await {
                 return Ok(done);
             }
             tracing::warn!("a connection gave no answer for {waited:.1?} ({why}): given up, and opened anew");
@@ -147,7 +151,8 @@ impl Watchdog {
     }
 
     async fn look(&self, conn: &mut PgConnection, waited: Duration) -> sqlx::Result<Answer> {
-        // An application's pool may have other long statements under the same name.
+        // An application's pool may have other long statements under the same name. Half of the wait may have gone into
+        // sending a large statement: only then does PostgreSQL begin with it.
         let ours: Vec<String> =
             self.names.iter().map(|name| format!("position({} IN a.query) > 0", literal(name))).collect();
         let sql = format!(
@@ -161,7 +166,7 @@ impl Watchdog {
                AND a.pid <> pg_backend_pid() AND a.state = 'active' \
                AND a.query_start <= clock_timestamp() - make_interval(secs => {secs}) \
                AND ({ours} OR a.query IN ('BEGIN', 'COMMIT', 'ROLLBACK')) ORDER BY locked DESC, a.query_start LIMIT 1",
-            secs = (waited.as_secs_f64() - 1.0).max(waited.as_secs_f64() / 2.0),
+            secs = waited.as_secs_f64() / 2.0,
             ours = ours.join(" OR "),
         );
         // In the simple protocol, which any pooler takes.
@@ -350,4 +355,24 @@ impl<'c> Executor<'c> for &'c mut Session<'_> {
 /// Whether the statement has ended with this error, and the connection can go on.
 fn is_over(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Database(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use airtight_testkit::postgres::TestDb;
+
+    /// A large statement takes its time to be sent. PostgreSQL begins with it late, and is asked before it has been at
+    /// work for as long as was waited.
+    #[tokio::test]
+    async fn a_statement_that_took_long_to_send_is_waited_for() {
+        let Some(db) = TestDb::create("slow_to_send").await else { return };
+        let pool = db.pool(2).await;
+        let watchdog = Watchdog::new(pool.clone(), Duration::from_secs(4), vec!["of_ours".into()]);
+        let work = async {
+            tokio::time::sleep(Duration::from_millis(1_400)).await;
+            sqlx::query("SELECT pg_sleep(4) AS of_ours").execute(&pool).await
+        };
+        watchdog.wait(work).await.expect("it was waited for").expect("it was answered");
+    }
 }
