@@ -13,7 +13,7 @@ use airtight_testkit::{
     wait::{eventually, eventually_some},
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 const ALL: Limits = Limits { events: 100, bytes: 1 << 20 };
 const C: &str = "c";
 

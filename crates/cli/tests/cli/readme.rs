@@ -1,8 +1,8 @@
 //! README's commands, typed top to bottom in an empty directory, as somebody does who is new here.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command, time::Duration};
 
-use airtight_testkit::{ledger, postgres::TestDb};
+use airtight_testkit::{ledger, postgres::TestDb, wait::eventually};
 
 const README: &str = include_str!("../../../../README.md");
 
@@ -98,7 +98,10 @@ async fn the_commands_work_from_top_to_bottom() {
     assert!(output.status.success(), "{said}\n{printed}");
     // The slot outlives the database otherwise.
     let dropped = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()";
-    sqlx::query(dropped).execute(&pool).await.unwrap();
+    eventually(Duration::from_secs(30), "the slot to be let go of", async || {
+        sqlx::query(dropped).execute(&pool).await.is_ok()
+    })
+    .await;
     for line in
         ["billing            1          0       1    0", "mail               1          0       1    0"]
     {

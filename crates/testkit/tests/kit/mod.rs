@@ -21,7 +21,7 @@ use futures::future::BoxFuture;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
