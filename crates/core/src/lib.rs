@@ -9,7 +9,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`event`] | the event, before and after it has a place in an outbox |
-//! | [`state`] | the life of a row as types; a wrong transition does not compile |
+//! | [`state`] | the states of a row |
 //! | [`error`] | errors that say whether to retry, give up or wait |
 //! | [`source`], [`sink`] | the delivery contract |
 //! | [`relay`] | the engine |

@@ -3,11 +3,7 @@
 use std::time::Duration;
 
 use super::Policy;
-use crate::{
-    Class, Delivery, Error, Outcome, Verdict,
-    queue::SUSPECT_AFTER,
-    state::{Failed, Row},
-};
+use crate::{Class, Delivery, Error, Outcome, Verdict, queue::SUSPECT_AFTER};
 
 /// The verdict on a delivery. *Unavailable* is not the event's fault: it is released, and the caller opens
 /// the circuit; or it waits, for as long as `away` says, where that is about its destination alone.
@@ -17,45 +13,26 @@ pub(super) fn verdict(
     away: Option<Duration>,
     policy: &Policy,
 ) -> Verdict {
-    let row = Row::claimed(delivery.attempt, delivery.max_attempts);
     match outcome {
-        Outcome::Delivered | Outcome::Duplicate => {
-            row.deliver();
-            Verdict::Delivered
-        }
-        Outcome::Committed => {
-            row.deliver();
-            Verdict::SettledInTransaction
-        }
-        Outcome::Skipped => {
-            row.release();
-            Verdict::Released
-        }
-        Outcome::Unknown(error) => {
-            row.lose_track();
-            Verdict::Unknown { error }
-        }
+        Outcome::Delivered | Outcome::Duplicate => Verdict::Delivered,
+        Outcome::Committed => Verdict::SettledInTransaction,
+        Outcome::Skipped => Verdict::Released,
+        Outcome::Unknown(error) => Verdict::Unknown { error },
         Outcome::Failed(error) => match error.class() {
-            Class::Unavailable => {
-                row.release();
-                match away {
-                    Some(after) => waits(after, &error),
-                    None => Verdict::Released,
-                }
+            Class::Unavailable => away.map_or(Verdict::Released, |after| waits(after, &error)),
+            Class::Permanent => Verdict::Dead { error },
+            Class::Retryable if is_last_attempt(delivery, policy) => Verdict::Dead { error },
+            Class::Retryable => {
+                let backoff = policy.backoff.after(delivery.attempt);
+                Verdict::Retry { after: backoff.max(error.retry_after().unwrap_or_default()), error }
             }
-            Class::Permanent => {
-                row.give_up();
-                Verdict::Dead { error }
-            }
-            Class::Retryable => match row.fail(policy.max_attempts) {
-                Failed::Dead(_) => Verdict::Dead { error },
-                Failed::Retry(row) => {
-                    let backoff = policy.backoff.after(row.attempts());
-                    Verdict::Retry { after: backoff.max(error.retry_after().unwrap_or_default()), error }
-                }
-            },
         },
     }
+}
+
+/// The event's own limit, or else the pipeline's, says how many attempts there are.
+fn is_last_attempt(delivery: &Delivery, policy: &Policy) -> bool {
+    delivery.attempt >= delivery.max_attempts.unwrap_or(policy.max_attempts)
 }
 
 /// The verdict on an event whose destination is away.
@@ -88,6 +65,8 @@ pub(super) fn holds_lane(verdict: &Verdict, policy: &Policy) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::{Position, sinks::memory::sample_event};
 
@@ -130,5 +109,40 @@ mod tests {
         let error = Error::retryable("http_429", "slow down").with_retry_after(Duration::from_secs(77));
         let judged = verdict(&delivery(1, None), Outcome::Failed(error), None, &Policy::default());
         assert!(matches!(judged, Verdict::Retry { after, .. } if after == Duration::from_secs(77)));
+    }
+
+    proptest! {
+        /// A model of any sequence of claims, failures, releases and crashes, with the count that a store keeps: a claim
+        /// counts an attempt, and only a retry leaves it counted. A takeover after a crash is the same attempt.
+        #[test]
+        fn only_failures_use_up_attempts(steps in proptest::collection::vec(0u8..4, 1..40), limit in 1u32..8) {
+            let policy = Policy { max_attempts: limit, ..Policy::default() };
+            let mut attempts = 0;
+            let mut failures = 0;
+            for step in steps {
+                let claimed = delivery(attempts + 1, None);
+                let outcome = match step {
+                    0 => Some(Outcome::Skipped),
+                    1 => Some(Outcome::Failed(Error::unavailable("refused", "no one there"))),
+                    2 => None,
+                    _ => Some(Outcome::Failed(Error::retryable("timeout", "too slow"))),
+                };
+                let Some(outcome) = outcome else { continue };
+                match verdict(&claimed, outcome, None, &policy) {
+                    Verdict::Released => prop_assert!(step < 2),
+                    Verdict::Retry { .. } => {
+                        failures += 1;
+                        attempts = claimed.attempt;
+                        prop_assert!(failures < limit);
+                    }
+                    Verdict::Dead { .. } => {
+                        prop_assert_eq!(failures + 1, limit);
+                        return Ok(());
+                    }
+                    other => prop_assert!(false, "{:?}", other),
+                }
+                prop_assert_eq!(attempts, failures);
+            }
+        }
     }
 }
