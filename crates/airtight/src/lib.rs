@@ -9,6 +9,7 @@
 //! | `postgres` (default) | `postgres` | an outbox in PostgreSQL, through sqlx: queue, log, inbox |
 //! | `tokio-postgres` | `postgres` | publishing, and asking the inbox, through tokio-postgres as well |
 //! | `webhook` | `webhook` | a sink that signs and posts events over HTTP |
+//! | `debezium` (with `kafka`) | `debezium` | the format of Debezium's outbox event router, and its connectors' files |
 //! | `kafka` | `kafka` | Kafka as a sink and as a source (builds librdkafka) |
 //! | `nats` | `nats` | a sink for NATS JetStream |
 //! | `rabbitmq` | `rabbitmq` | a sink for RabbitMQ |
@@ -16,6 +17,8 @@
 
 pub use airtight_core::*;
 
+#[cfg(feature = "debezium")]
+pub use airtight_debezium as debezium;
 #[cfg(feature = "kafka")]
 pub use airtight_kafka as kafka;
 #[cfg(feature = "nats")]

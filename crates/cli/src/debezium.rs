@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use airtight::{
-    Error, Format, Policy,
-    format::debezium::{Converters, Place, connector::ConnectorConfig},
+    Error, Policy,
+    debezium::{Converters, FORMAT, Place, connector::ConnectorConfig},
     kafka::KafkaConfig,
     log::LogOptions,
     postgres::{CdcOptions, Snapshot},
@@ -165,7 +165,7 @@ fn sink(
         return Err(Failure::usage("--debezium delivers to Kafka, as Debezium does: --to kafka://HOST:PORT"));
     };
     let mut settings: Vec<(String, String)> = vec![
-        ("format".into(), Format::Debezium.as_str().into()),
+        ("format".into(), FORMAT.as_str().into()),
         ("key_converter".into(), converters.key.as_str().into()),
         ("value_converter".into(), converters.value.as_str().into()),
         ("header_converter".into(), converters.header.as_str().into()),
@@ -287,7 +287,7 @@ pub(crate) fn connector(
         settings.iter().map(|(key, value)| (key.clone(), value.reveal().to_owned())).collect();
     let kafka = KafkaConfig::from_url(to.reveal())
         .and_then(|mut config| config.set_all(&settings).map(|()| config))?;
-    if kafka.format != Format::Debezium {
+    if kafka.format != FORMAT {
         return refuse("does not write `format = \"debezium\"`: Debezium would write something else");
     }
     if kafka.topic.is_some() {

@@ -6,7 +6,8 @@ use std::{path::Path, sync::Arc, time::Duration};
 use airtight::{
     Capabilities, Error, Sink, Source,
     admin::{Admin, Finding},
-    format::debezium::connector::ConnectorConfig,
+    debezium::{FORMAT as DEBEZIUM, connector::ConnectorConfig},
+    format::Formats,
     kafka::{KafkaConfig, KafkaSink},
     log::LogAdmin,
     nats::{NatsConfig, NatsSink},
@@ -29,6 +30,9 @@ use crate::{
     errors::{Failure, Outcome},
     null_sink::NullSink,
 };
+
+/// The formats that configs and addresses may name.
+pub(crate) const FORMATS: Formats = Formats::with(&[DEBEZIUM]);
 
 /// How long a server may take to answer at all.
 const REACH: Duration = Duration::from_secs(5);
@@ -427,17 +431,17 @@ fn broker_sink(broker: &Broker) -> Result<Arc<dyn Sink>, Error> {
             Arc::new(KafkaSink::new(config)?)
         }
         BrokerKind::Redis => {
-            let mut config = RedisConfig::from_url(url)?;
+            let mut config = RedisConfig::from_url_with(url, FORMATS)?;
             settings.iter().try_for_each(|(key, value)| config.set(key, value))?;
             Arc::new(RedisSink::new(config)?)
         }
         BrokerKind::Nats => {
-            let mut config = NatsConfig::from_url(url)?;
+            let mut config = NatsConfig::from_url_with(url, FORMATS)?;
             settings.iter().try_for_each(|(key, value)| config.set(key, value))?;
             Arc::new(NatsSink::new(config)?)
         }
         BrokerKind::RabbitMq => {
-            let mut config = RabbitmqConfig::from_url(url)?;
+            let mut config = RabbitmqConfig::from_url_with(url, FORMATS)?;
             settings.iter().try_for_each(|(key, value)| config.set(key, value))?;
             Arc::new(RabbitmqSink::new(config)?)
         }

@@ -132,7 +132,7 @@ impl Dispatcher {
         self
     }
 
-    /// Hands one event to its handler. A source that is no relay (a Kafka consumer) uses it directly.
+    /// Hands one event to its handler. A consumer without a relay uses it directly.
     pub async fn dispatch(&self, event: Arc<Event>, attempt: u32) -> Outcome {
         let Some(handler) = self.handlers.get(&event.event_type).or(self.fallback.as_ref()) else {
             let known: Vec<&str> = self.handlers.keys().map(String::as_str).collect();

@@ -132,7 +132,7 @@ impl SourceRow {
 pub struct SourceColumn {
     /// Its name.
     pub name: String,
-    /// PostgreSQL's number for its type: 25 is `text`, 3802 `jsonb`.
+    /// The database's number for its type.
     pub type_oid: u32,
     /// The type's modifier, such as a length or a scale; -1 for none.
     pub type_modifier: i32,
@@ -336,7 +336,7 @@ impl NewEvent {
     }
 }
 
-/// Refuses text that is not JSON, or that holds an escaped NUL, which PostgreSQL's `jsonb` cannot store.
+/// Refuses text that is not JSON, or that holds an escaped NUL, which not every database can store.
 pub fn check_json(text: &[u8]) -> Result<()> {
     serde_json::from_slice::<serde::de::IgnoredAny>(text)
         .map_err(|error| Error::permanent("bad_payload", format!("payload is not JSON: {error}")))?;

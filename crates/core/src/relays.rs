@@ -34,12 +34,12 @@ pub enum OnEnd {
 ///
 /// ```no_run
 /// # async fn example(
-/// #     orders: impl airtight_core::Source, kafka: impl airtight_core::Sink,
+/// #     orders: impl airtight_core::Source, broker: impl airtight_core::Sink,
 /// #     audit: impl airtight_core::Source, file: impl airtight_core::Sink,
 /// # ) {
 /// use airtight_core::Relays;
 ///
-/// let mut relays = Relays::new().add("orders", orders, kafka).add("audit", audit, file).spawn();
+/// let mut relays = Relays::new().add("orders", orders, broker).add("audit", audit, file).spawn();
 /// while let Some(ended) = relays.next().await {
 ///     // The others go on.
 ///     eprintln!("{} ended: {:?}", ended.name, ended.error);

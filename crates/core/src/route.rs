@@ -1,13 +1,10 @@
 //! Where an event goes: topics, subjects, exchanges and keys made from its fields.
 //!
-//! A [`Template`] is text with fields in braces, `ivm.events.{aggregate_type}`. A [`Route`] is a template, or the
-//! regex and replacement of Debezium's outbox event router. Both are checked when they are read, before any event
-//! comes; what only an event can lack (a header, an extra column, a value that is empty) is a permanent error
+//! A [`Template`] is text with fields in braces, `ivm.events.{aggregate_type}`. It is checked when it is read, before any
+//! event comes. What only an event can lack (a header, an extra column, a value that is empty) is a permanent error
 //! that names it.
 
 use std::{borrow::Cow, fmt};
-
-use regex::{Captures, Regex};
 
 use crate::{Error, Event, Result};
 
@@ -254,188 +251,6 @@ fn one_edit(one: &str, other: &str) -> bool {
         || tail(same, &one) == tail(same + 1, &other)
 }
 
-/// Which topic an event goes to.
-#[derive(Debug, Clone)]
-pub enum Route {
-    /// By its fields.
-    Template(Template),
-    /// As Debezium's outbox event router does.
-    Regex(Box<RegexRoute>),
-}
-
-impl Route {
-    /// A [`Template`].
-    pub fn template(text: &str) -> Result<Self> {
-        Template::parse(text).map(Self::Template)
-    }
-
-    /// By the stream alone: what every sink does unless told otherwise.
-    pub fn stream() -> Self {
-        Self::Template(Template::stream())
-    }
-
-    /// The topic of one event.
-    pub fn render<'a>(&'a self, event: &'a Event) -> Result<Cow<'a, str>> {
-        match self {
-            Self::Template(template) => template.render(event),
-            Self::Regex(route) => route.render(event),
-        }
-    }
-
-    /// The topic, if it is the same for all events.
-    pub fn constant(&self) -> Option<&str> {
-        match self {
-            Self::Template(template) => template.constant(),
-            Self::Regex(_) => None,
-        }
-    }
-}
-
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Template(template) => template.fmt(f),
-            Self::Regex(route) => write!(f, "{} → {}", route.whole.as_str(), route.replacement),
-        }
-    }
-}
-
-/// `route.by.field`, `route.topic.regex` and `route.topic.replacement` of Debezium's outbox event router.
-///
-/// A value that the regex matches as a whole becomes the replacement, in which `${name}` and `$1` are groups; any
-/// other is the topic as it is. The regex is Rust's, which knows Java's `(?<name>…)` and has no look-around.
-///
-/// ```
-/// use airtight_core::route::RegexRoute;
-/// let route = RegexRoute::new("{aggregate_type}", RegexRoute::REGEX, RegexRoute::REPLACEMENT)?;
-/// # let event = airtight_core::sinks::memory::sample_event(1, "k");
-/// assert_eq!(route.render(&event)?, "outbox.event.Test");
-/// # Ok::<_, airtight_core::Error>(())
-/// ```
-#[derive(Debug, Clone)]
-pub struct RegexRoute {
-    by: Template,
-    whole: Regex,
-    first: Regex,
-    replacement: String,
-    pieces: Vec<Piece>,
-}
-
-#[derive(Debug, Clone)]
-enum Piece {
-    Text(String),
-    Group(usize),
-}
-
-impl RegexRoute {
-    /// Debezium's default regex.
-    pub const REGEX: &str = "(?<routedByValue>.*)";
-    /// Debezium's default replacement.
-    pub const REPLACEMENT: &str = "outbox.event.${routedByValue}";
-
-    /// Reads the three; a permanent error says which is wrong.
-    pub fn new(by: &str, regex: &str, replacement: &str) -> Result<Self> {
-        let compile = |pattern: &str| {
-            Regex::new(pattern).map_err(|error| {
-                let why = error.to_string().lines().last().unwrap_or_default().to_owned();
-                Error::permanent("bad_regex", format!("the topic regex `{regex}` cannot be used: {why}"))
-            })
-        };
-        let first = compile(regex)?;
-        let whole = compile(&format!(r"\A(?:{regex})\z"))?;
-        let pieces = pieces(replacement, &first).map_err(|what| {
-            Error::permanent("bad_replacement", format!("the topic replacement `{replacement}` {what}"))
-        })?;
-        Ok(Self { by: Template::parse(by)?, whole, first, replacement: replacement.to_owned(), pieces })
-    }
-
-    /// The topic of one event.
-    pub fn render<'a>(&'a self, event: &'a Event) -> Result<Cow<'a, str>> {
-        let value = self.by.render(event)?;
-        Ok(self.replace(&value).map_or(value, Cow::Owned))
-    }
-
-    /// What the value of `route.by.field` becomes; none where it is the topic as it is.
-    pub(crate) fn replace(&self, value: &str) -> Option<String> {
-        if !self.whole.is_match(value) {
-            return None;
-        }
-        // Java's `replaceFirst` searches anew, so a regex that also matches less replaces less.
-        let found = self.first.captures(value)?;
-        let matched = found.get_match();
-        let mut topic = value[..matched.start()].to_owned();
-        self.expand(&found, &mut topic);
-        topic.push_str(&value[matched.end()..]);
-        Some(topic)
-    }
-
-    fn expand(&self, found: &Captures<'_>, out: &mut String) {
-        for piece in &self.pieces {
-            match piece {
-                Piece::Text(text) => out.push_str(text),
-                Piece::Group(at) => out.push_str(found.get(*at).map_or("", |group| group.as_str())),
-            }
-        }
-    }
-}
-
-/// Java's replacement syntax: `${name}`, `$1`, and a backslash before what is meant literally.
-fn pieces(replacement: &str, regex: &Regex) -> std::result::Result<Vec<Piece>, String> {
-    let mut pieces = Vec::new();
-    let mut text = String::new();
-    let mut chars = replacement.char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        match c {
-            '\\' => text.push(chars.next().ok_or("ends in a backslash")?.1),
-            '$' => {
-                let group = if chars.next_if(|(_, c)| *c == '{').is_some() {
-                    let name = replacement[at + 2..].split_once('}').ok_or("has a `${` without a `}`")?.0;
-                    while chars.next_if(|(_, c)| *c != '}').is_some() {}
-                    chars.next();
-                    regex.capture_names().position(|known| known == Some(name)).ok_or_else(|| {
-                        format!(
-                            "names the group `{name}`, which the regex `{}` does not have",
-                            regex.as_str()
-                        )
-                    })?
-                } else {
-                    number(&mut chars, regex.captures_len())?
-                };
-                if !text.is_empty() {
-                    pieces.push(Piece::Text(std::mem::take(&mut text)));
-                }
-                pieces.push(Piece::Group(group));
-            }
-            other => text.push(other),
-        }
-    }
-    if !text.is_empty() {
-        pieces.push(Piece::Text(text));
-    }
-    Ok(pieces)
-}
-
-/// As many digits as still name a group.
-fn number(
-    chars: &mut std::iter::Peekable<std::str::CharIndices<'_>>,
-    groups: usize,
-) -> std::result::Result<usize, String> {
-    let digit = |c: char| c.to_digit(10).map(|digit| digit as usize);
-    let (_, first) = chars
-        .next_if(|(_, c)| c.is_ascii_digit())
-        .ok_or("has a `$` that is neither `${name}` nor `$1`; write `\\$` for a dollar")?;
-    let mut group = digit(first).unwrap_or_default();
-    if group >= groups {
-        return Err(format!("names the group {group}, and the regex has {}", groups - 1));
-    }
-    while let Some((_, c)) =
-        chars.next_if(|(_, c)| digit(*c).is_some_and(|digit| group * 10 + digit < groups))
-    {
-        group = group * 10 + digit(c).unwrap_or_default();
-    }
-    Ok(group)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -494,37 +309,6 @@ mod tests {
             let error = template.render(&event).unwrap_err();
             assert_eq!((error.class(), error.code()), (crate::Class::Permanent, "missing_field"));
             assert!(error.message().contains(text), "{error}");
-        }
-    }
-
-    #[test]
-    fn regex_routes_are_debeziums() {
-        let route = |regex: &str, replacement: &str| {
-            let route = RegexRoute::new("{aggregate_type}", regex, replacement).unwrap();
-            route.render(&event()).unwrap().into_owned()
-        };
-        assert_eq!(route(RegexRoute::REGEX, RegexRoute::REPLACEMENT), "outbox.event.raw_data");
-        assert_eq!(route(RegexRoute::REGEX, "ivm.events.${routedByValue}"), "ivm.events.raw_data");
-        assert_eq!(route("(.*)_(.*)", "$2.$1x\\$"), "data.rawx$");
-        // `$10` is the group 1 and a zero where there are fewer than ten groups.
-        assert_eq!(route("(.*)_.*", "$10"), "raw0");
-        assert_eq!(route("raw", "x"), "raw_data", "a part is no match");
-        // `replaceFirst` finds the empty beginning of `.*?`.
-        assert_eq!(route("(.*?)", "x"), "xraw_data");
-    }
-
-    #[test]
-    fn a_wrong_regex_route_is_refused() {
-        for (regex, replacement, expected) in [
-            ("(", "x", "cannot be used"),
-            ("(?=a).*", "x", "look-around"),
-            ("(.*)", "$2", "the regex has 1"),
-            ("(.*)", "${nope}", "`nope`"),
-            ("(.*)", "a$", "neither"),
-            ("(.*)", "${x", "without a `}`"),
-        ] {
-            let error = RegexRoute::new("{stream}", regex, replacement).unwrap_err();
-            assert!(error.message().contains(expected), "{error}");
         }
     }
 }

@@ -185,13 +185,13 @@ mod tests {
     #[test]
     fn addresses_come_apart() {
         let address =
-            Address::parse("Kafka://me:p%40ss:w@a:1,b:2/ev.%7Bstream%7D?format=raw&linger.ms=5&x").unwrap();
-        assert_eq!(address.scheme, "kafka");
+            Address::parse("Amqp://me:p%40ss:w@a:1,b:2/ev.%7Bstream%7D?format=raw&linger.ms=5&x").unwrap();
+        assert_eq!(address.scheme, "amqp");
         assert_eq!((address.user.as_deref(), address.password.as_deref()), (Some("me"), Some("p@ss:w")));
         assert_eq!((address.hosts.as_str(), address.path()), ("a:1,b:2", Some("ev.{stream}".into())));
         let pairs: Vec<(&str, &str)> = address.query.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
         assert_eq!(pairs, [("format", "raw"), ("linger.ms", "5"), ("x", "")]);
-        let bare = Address::parse("nats://h").unwrap();
+        let bare = Address::parse("http://h").unwrap();
         assert_eq!((bare.user, bare.password, bare.path.len(), bare.query.len()), (None, None, 0, 0));
         for (text, user, password) in
             [("a://u@h", Some("u"), None), ("a://u:@h", Some("u"), Some("")), ("a://:p@h", None, Some("p"))]

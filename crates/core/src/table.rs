@@ -268,7 +268,7 @@ pub enum Count {
 }
 
 impl TableSpec {
-    /// The canonical table, `outbox`, in a schema or (SQLite) without one.
+    /// The canonical table, `outbox`, in a schema, or without one where the database has no schemas.
     pub fn canonical(schema: Option<&str>, table: &str) -> Self {
         let column = |name: &str| Some(name.to_owned());
         Self {
@@ -509,7 +509,7 @@ impl TableSpec {
     }
 }
 
-/// Quotes an identifier; both PostgreSQL and SQLite read it so.
+/// Quotes an identifier, as standard SQL has it.
 pub fn quote(identifier: &str) -> String {
     format!("\"{}\"", identifier.replace('"', "\"\""))
 }

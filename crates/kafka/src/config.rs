@@ -4,16 +4,22 @@ use std::time::Duration;
 
 use airtight_core::{
     Format, Result,
-    format::debezium::{Converter, Converters, DebeziumOptions},
-    route::{RegexRoute, Route},
+    format::Formats,
     settings::{Address, bad, boolean, duration, number, unknown},
 };
+use airtight_debezium::{Converter, Converters, DebeziumOptions, FORMAT, RegexRoute};
 use rdkafka::ClientConfig;
 
-use crate::connection::{FIXED, KafkaConnection, refused};
+use crate::{
+    connection::{FIXED, KafkaConnection, refused},
+    route::Route,
+};
 
 /// librdkafka's word for what Java's clients, Debezium among them, do.
 const PARTITIONER: &str = "murmur2_random";
+
+/// What may be named as a format.
+pub(crate) const FORMATS: Formats = Formats::with(&[FORMAT]);
 
 /// How many calls of the sink run side by side, and how much is in each.
 pub(crate) const CALLS: usize = 4;
@@ -25,13 +31,13 @@ pub(crate) const BATCH_BYTES: usize = 8 << 20;
 pub struct KafkaConfig {
     /// The cluster.
     pub connection: KafkaConnection,
-    /// The topic of each event; none is `{stream}` and, with [`Format::Debezium`], what `debezium.route.…` says.
+    /// The topic of each event; none is `{stream}` and, with the format [`FORMAT`], what `debezium.route.…` says.
     pub topic: Option<Route>,
     /// What the message is ([`Format::Envelope`]).
     pub format: Format,
-    /// The options of Debezium's outbox event router, for [`Format::Debezium`].
+    /// The options of Debezium's outbox event router, for the format [`FORMAT`].
     pub debezium: DebeziumOptions,
-    /// How keys, values and headers are written, for [`Format::Debezium`].
+    /// How keys, values and headers are written, for the format [`FORMAT`].
     pub converters: Converters,
     /// Writes a delete as a message without a value, which a compacted topic takes for the end of its key (true).
     pub tombstones: bool,
@@ -146,7 +152,7 @@ impl KafkaConfig {
             "topic_by" | "topic_regex" | "topic_replacement" => {
                 return self.set_all(&[(key.to_owned(), value.to_owned())]);
             }
-            "format" => self.format = Format::parse(value)?,
+            "format" => self.format = FORMATS.parse(value)?,
             "key_converter" => self.converters.key = Converter::parse(key, value)?,
             "value_converter" => self.converters.value = Converter::parse(key, value)?,
             "header_converter" => self.converters.header = Converter::parse(key, value)?,

@@ -3,18 +3,15 @@
 use std::{borrow::Cow, ops::Deref};
 
 use airtight_core::{
-    Error, Event, Preview, Result,
-    format::{
-        Carrier, Encoder, Format, Message,
-        debezium::{Converters, DebeziumEncoder, DebeziumOptions},
-    },
-    route::Route,
+    Error, Event, Format, Preview, Result,
+    format::{Carrier, Encoder, Message},
     settings::bad,
 };
+use airtight_debezium::{Converters, DebeziumEncoder, DebeziumOptions, FORMAT};
 use bytes::Bytes;
 use rdkafka::message::{Header, OwnedHeaders};
 
-use crate::config::KafkaConfig;
+use crate::{config::KafkaConfig, route::Route};
 
 /// The longest name of a topic.
 const MAX_TOPIC: usize = 249;
@@ -73,9 +70,10 @@ pub(crate) struct Content {
 impl Encode {
     /// Checks what can be checked of the topic before an event comes.
     pub(crate) fn new(config: &KafkaConfig) -> Result<Self> {
-        let debezium = match config.format {
-            Format::Debezium => Some(DebeziumEncoder::new(config.debezium.clone(), config.converters)?),
-            _ => refuse_debezium(config)?,
+        let debezium = if config.format == FORMAT {
+            Some(DebeziumEncoder::new(config.debezium.clone(), config.converters)?)
+        } else {
+            refuse_debezium(config)?
         };
         let topic = match (&config.topic, &debezium) {
             (Some(topic), _) => Some(topic.clone()),
@@ -107,6 +105,11 @@ impl Encode {
     /// The format.
     pub(crate) fn format(&self) -> Format {
         self.encoder.format()
+    }
+
+    /// Whether events are written better with the row that they came from.
+    pub(crate) fn wants_rows(&self) -> bool {
+        self.debezium.is_some()
     }
 
     /// The topic, if it is the same for all events.

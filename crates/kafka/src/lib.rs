@@ -17,13 +17,13 @@
 //! # What a consumer sees
 //!
 //! The key is the aggregate id, hashed as Java's clients do (`murmur2_random`), so that a topic may be written by
-//! both. The value is one of the [formats](airtight_core::format), and headers carry what it does not. A delete is a
+//! both. The value is one of the [formats](airtight_core::format), or `debezium`, and headers carry what it does not. A delete is a
 //! message without a value, a tombstone to compacted topics, and what it says of itself is in the header `payload`;
 //! `tombstones = false` writes it like any other event. `debezium` has no deletes and `cloudevents` no message
 //! without a value: there a delete is an event like others.
 //!
 //! With `debezium` everything is as Debezium's outbox event router and Kafka Connect's converters have it
-//! ([`airtight_core::format::debezium`]): topic and key, null headers, time and partition.
+//! ([`airtight_debezium`]): topic and key, null headers, time and partition.
 //!
 //! # What is promised
 //!
@@ -62,6 +62,7 @@ mod encode;
 mod errors;
 mod lanes;
 mod places;
+mod route;
 mod sink;
 mod source;
 mod topics;
@@ -70,6 +71,7 @@ pub use self::{
     bus::NonAtomicKafkaBus,
     config::KafkaConfig,
     connection::{KafkaConnection, Sasl},
+    route::Route,
     sink::KafkaSink,
     source::{KafkaSource, KafkaSourceConfig, Retry, Start},
 };

@@ -20,7 +20,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Class, Delivery, Error, Event, Format, Outcome, Preview, Result, Sink, keyed::by_key,
+    Capabilities, Class, Delivery, Error, Event, Outcome, Preview, Result, Sink, keyed::by_key,
 };
 use async_trait::async_trait;
 use rdkafka::{error::RDKafkaErrorCode as Code, producer::BaseRecord};
@@ -86,7 +86,7 @@ impl fmt::Debug for KafkaSink {
 #[async_trait]
 impl Sink for KafkaSink {
     fn capabilities(&self) -> Capabilities {
-        let wants_rows = self.encode.format() == Format::Debezium;
+        let wants_rows = self.encode.wants_rows();
         Capabilities {
             prefix_per_key: true,
             concurrency: CALLS,

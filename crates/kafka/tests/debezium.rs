@@ -17,10 +17,9 @@ use std::{
 };
 
 use airtight_core::{
-    Class, Delivery, Event, Outcome, Sink,
-    format::debezium::{DebeziumEncoder, connector::ConnectorConfig},
-    sinks::memory::sample_event,
+    Class, Delivery, Event, Outcome, Sink, sinks::memory::sample_event,
 };
+use airtight_debezium::{DebeziumEncoder, connector::ConnectorConfig};
 use airtight_kafka::{KafkaConfig, KafkaSink};
 use airtight_testkit::{
     brokers::{

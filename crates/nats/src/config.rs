@@ -7,6 +7,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use airtight_core::{
     Format, Result,
+    format::Formats,
     settings::{Address, bad, boolean, duration, number, unknown},
 };
 
@@ -48,6 +49,8 @@ pub struct NatsConfig {
     pub create_replicas: usize,
     /// What a message looks like.
     pub format: Format,
+    /// What the key `format` may name.
+    pub formats: Formats,
     /// How long a stream may take to acknowledge (10 s).
     pub timeout: Duration,
     /// How long connecting to one server may take (5 s).
@@ -105,6 +108,7 @@ impl NatsConfig {
             create_subjects: Vec::new(),
             create_replicas: 1,
             format: Format::default(),
+            formats: Formats::default(),
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(5),
             window: 256,
@@ -116,6 +120,11 @@ impl NatsConfig {
     /// Reads `nats://[user:password@|token@]host[:port][,host…][/SUBJECT][?key=value&…]`; `tls://` and
     /// `nats+tls://` insist on encryption. Special characters are written as `%XX`.
     pub fn from_url(url: &str) -> Result<Self> {
+        Self::from_url_with(url, Formats::default())
+    }
+
+    /// As [`NatsConfig::from_url`]; the URL, and keys that are set later, may name any of these formats.
+    pub fn from_url_with(url: &str, formats: Formats) -> Result<Self> {
         let address = Address::parse(url)?;
         let tls = match address.scheme.as_str() {
             "nats" => false,
@@ -128,7 +137,7 @@ impl NatsConfig {
             }
         };
         let subject = address.path();
-        let mut config = Self::new(address.hosts);
+        let mut config = Self { formats, ..Self::new(address.hosts) };
         config.tls = tls;
         match address.password {
             None => config.token = address.user,
@@ -164,7 +173,7 @@ impl NatsConfig {
                 self.create_subjects = value.split(',').map(|subject| subject.trim().to_owned()).collect();
             }
             "create_replicas" => self.create_replicas = number(key, value, 1)?,
-            "format" => self.format = Format::parse(value).map_err(|error| bad(key, error))?,
+            "format" => self.format = self.formats.parse(value).map_err(|error| bad(key, error))?,
             "timeout" => self.timeout = duration(key, value)?,
             "connect_timeout" => self.connect_timeout = duration(key, value)?,
             "window" => self.window = number(key, value, 1)?,

@@ -7,7 +7,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use airtight_core::{
     Result,
-    format::Format,
+    format::{Format, Formats},
     settings::{Address, bad, boolean, duration, number, one_of, unknown},
 };
 use lapin::uri::AMQPScheme;
@@ -61,6 +61,8 @@ pub struct RabbitmqConfig {
     pub unroutable: Unroutable,
     /// What a message looks like.
     pub format: Format,
+    /// What the key `format` may name.
+    pub formats: Formats,
     /// How long the broker may take to confirm a message (10 s).
     pub timeout: Duration,
     /// How long connecting and logging in may take (5 s).
@@ -109,6 +111,7 @@ impl RabbitmqConfig {
             queue_type: QueueType::default(),
             unroutable: Unroutable::default(),
             format: Format::default(),
+            formats: Formats::default(),
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(5),
             window: 128,
@@ -121,12 +124,17 @@ impl RabbitmqConfig {
     /// Reads `amqp://user:password@host:port/vhost?key=value`, or the same with `amqps`. Without a path the virtual
     /// host is `/`; in one, a slash is written `%2F`.
     pub fn from_url(url: &str) -> Result<Self> {
+        Self::from_url_with(url, Formats::default())
+    }
+
+    /// As [`RabbitmqConfig::from_url`]; the URL, and keys that are set later, may name any of these formats.
+    pub fn from_url_with(url: &str, formats: Formats) -> Result<Self> {
         let address = Address::parse(url)?;
         let scheme: AMQPScheme = address.scheme.parse().map_err(|_| {
             bad("url", format!("must begin with amqp:// or amqps://, found `{}:`", address.scheme))
         })?;
         let (host, port) = address.host(scheme.default_port())?;
-        let mut config = Self::new(host);
+        let mut config = Self { formats, ..Self::new(host) };
         config.port = port;
         config.tls = scheme == AMQPScheme::AMQPS;
         if let Some(user) = address.user {
@@ -167,7 +175,7 @@ impl RabbitmqConfig {
                 let known = [("wait", Unroutable::Wait), ("dead", Unroutable::Dead)];
                 self.unroutable = one_of(key, value, &known)?;
             }
-            "format" => self.format = Format::parse(value)?,
+            "format" => self.format = self.formats.parse(value)?,
             "timeout" => self.timeout = duration(key, value)?,
             "connect_timeout" => self.connect_timeout = duration(key, value)?,
             "window" => self.window = number(key, value, 1)?,

@@ -7,7 +7,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use airtight_core::{
     Result,
-    format::Format,
+    format::{Format, Formats},
     settings::{Address, bad, duration, number, unknown},
 };
 
@@ -36,6 +36,8 @@ pub struct RedisConfig {
     pub max_age: Option<Duration>,
     /// What an entry holds.
     pub format: Format,
+    /// What the key `format` may name.
+    pub formats: Formats,
     /// How long one request may take (10 s).
     pub timeout: Duration,
     /// How long connecting may take, TLS and authentication included (5 s).
@@ -81,6 +83,7 @@ impl RedisConfig {
             max_len: None,
             max_age: None,
             format: Format::default(),
+            formats: Formats::default(),
             timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(5),
             wait_replicas: 0,
@@ -93,6 +96,11 @@ impl RedisConfig {
 
     /// Reads `redis://[[user]:password@]host[:6379][/DATABASE][?key=value&…]`, or `rediss://` for TLS.
     pub fn from_url(url: &str) -> Result<Self> {
+        Self::from_url_with(url, Formats::default())
+    }
+
+    /// As [`RedisConfig::from_url`]; the URL, and keys that are set later, may name any of these formats.
+    pub fn from_url_with(url: &str, formats: Formats) -> Result<Self> {
         let address = Address::parse(url)?;
         let tls = match address.scheme.as_str() {
             "redis" => false,
@@ -102,7 +110,7 @@ impl RedisConfig {
             }
         };
         let (host, port) = address.host(6379)?;
-        let mut config = Self::new(host, port);
+        let mut config = Self { formats, ..Self::new(host, port) };
         config.tls = tls;
         config.database = match address.path().unwrap_or_default().trim_matches('/') {
             "" => 0,
@@ -127,7 +135,7 @@ impl RedisConfig {
             "key" => self.key = value.to_owned(),
             "max_len" => self.max_len = Some(number(key, value, 1)?),
             "max_age" => self.max_age = Some(duration(key, value)?),
-            "format" => self.format = Format::parse(value)?,
+            "format" => self.format = self.formats.parse(value)?,
             "timeout" => self.timeout = duration(key, value)?,
             "connect_timeout" => self.connect_timeout = duration(key, value)?,
             "wait_replicas" => self.wait_replicas = number(key, value, 0)?,

@@ -26,7 +26,7 @@ fn up_to(count: usize) -> Vec<i64> {
 #[tokio::test]
 async fn every_format_arrives_and_is_what_preview_shows() {
     let Some(server) = RedisServer::start("every_format_arrives").await else { return };
-    for format in Format::ALL {
+    for format in Format::ALL.into_iter().chain([airtight_debezium::FORMAT]) {
         let sink = sink(&server, &format!("?format={0}&key={0}.%7Bstream%7D", format.as_str()));
         let mut events: Vec<_> = (1..=3).map(|seq| sample_event(seq, "naïve ключ\r\n")).collect();
         events[0].headers.insert("traceparent".into(), "00-4bf92f3577b34da6-00f067aa-01".into());

@@ -73,7 +73,7 @@ pub(crate) fn encode(
 /// The body and what it is.
 fn body<'a>(event: &'a Event, format: Format) -> (Message<'a>, Option<&'static str>) {
     let message = Encoder::new(format, CARRIER).encode(event);
-    // Debezium's bytes say nothing of themselves; HTTP should.
+    // Some formats say nothing of their bodies; HTTP should.
     let content_type = message.content_type.or(match &event.payload {
         Payload::Json(_) => Some("application/json"),
         Payload::Bytes(_) => Some("application/octet-stream"),
@@ -106,7 +106,7 @@ fn metadata(headers: &mut HeaderMap, delivery: &Delivery, format: Format) {
             put(name, value, true);
         }
     }
-    if matches!(format, Format::Raw | Format::Event | Format::Debezium) {
+    if matches!(format, Format::Raw | Format::Event | Format::Custom(_)) {
         put("airtight-occurred-at", &event.occurred_at.format(&Rfc3339).unwrap_or_default(), true);
         put("airtight-schema-version", &event.schema_version.to_string(), true);
         for (name, value) in &event.headers {

@@ -1,7 +1,5 @@
 //! `to`: where a pipeline's events go, as an address or as a table with more about it.
 
-use airtight::Format;
-
 use super::{
     file::{Result, Section, Value},
     parsed,
@@ -46,7 +44,10 @@ fn read_webhook(value: &Value<'_>, webhook: Webhook) -> Result<SinkTarget> {
         timeout: section.duration("timeout")?,
         concurrency: section.number("concurrency", 1)?,
         format: match section.get("format") {
-            Some(value) => value.word(&Format::ALL.map(|format| (format.as_str(), format)))?,
+            Some(value) => {
+                let words: Vec<_> = wiring::FORMATS.all().map(|format| (format.as_str(), format)).collect();
+                value.word(&words)?
+            }
             None => webhook.format,
         },
         ca: section.get("ca").map(|value| value.name()).transpose()?.map(Into::into),

@@ -437,3 +437,23 @@ fn pipelines_that_overlap_are_refused() {
     let named = "read = \"log\"\nconsumer = \"one\"";
     assert!(error(&text(log, named)).contains("`one` and `two` are both consumer `one`"));
 }
+
+#[tokio::test]
+async fn every_sink_may_be_told_to_write_a_format_from_outside_the_core() {
+    for to in [
+        r#"{ url = "https://example.org/hook", format = "debezium" }"#,
+        r#""kafka://h:1?format=debezium""#,
+        r#""nats://h?format=debezium""#,
+        r#""amqp://h?routing_key=q&format=debezium""#,
+        r#""redis://h?format=debezium""#,
+        r#"{ url = "kafka://h:1", format = "debezium" }"#,
+        r#"{ url = "nats://h", format = "debezium" }"#,
+        r#"{ url = "amqp://h?routing_key=q", format = "debezium" }"#,
+        r#"{ url = "redis://h", format = "debezium" }"#,
+    ] {
+        let config = parse(&format!("[pipelines.one]\nto = {to}\n")).unwrap();
+        if let Err(error) = crate::wiring::sink(&config.pipelines[0].sink) {
+            panic!("{to}: {error}");
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! The way back: from a message to an event, for consumers.
 //!
 //! What airtight wrote comes back whole, but that `raw` and `event` have extra fields among the headers, and
-//! `debezium` and `cloudevents` have no room for some of it. What others wrote comes back as far as it goes: an id is made from the
-//! place of the message, so that an inbox can tell a repeat, and the topic stands in for a stream.
+//! `cloudevents` has no room for some of it. What others wrote comes back as far as it goes: an id is made from the place
+//! of the message, so that an inbox can tell a repeat, and the topic stands in for a stream.
 
 use std::collections::BTreeMap;
 
@@ -35,9 +35,13 @@ pub struct Incoming<'a> {
 
 /// Reads a message that was written in `format`. A permanent error says what it is not.
 pub fn decode(format: Format, incoming: &Incoming<'_>) -> Result<Event> {
+    if let Format::Custom(formatter) = format {
+        return formatter.decode(incoming);
+    }
     let mut event = bare(incoming)?;
     match (format, &incoming.body) {
-        (Format::Raw | Format::Debezium, body) => {
+        // A custom format has returned above.
+        (Format::Raw | Format::Custom(_), body) => {
             apply_headers(&mut event, incoming)?;
             if let Some(body) = body {
                 event.payload = payload_of(body, incoming);

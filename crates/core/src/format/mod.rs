@@ -1,4 +1,4 @@
-//! What a message looks like: the five formats, one of them in two modes, for every broker.
+//! What a message looks like: four formats, one of them in two modes, for every broker, and a place for others.
 //!
 //! A broker's crate says what its messages can carry ([`Carrier`]), an [`Encoder`] makes the [`Message`], and
 //! [`decode`] reads it back, for the consumer's side. Payloads are passed through byte for byte, and nothing in
@@ -9,16 +9,18 @@
 //! | `raw` | the payload as stored | all the rest |
 //! | `envelope` | the JSON envelope with everything | `id`, `eventType`, trace context |
 //! | `event` | `eventId`, `eventType`, `timestamp`, `aggregateId`, `payload` | all the rest |
-//! | `debezium` | the payload, as Debezium's outbox event router writes it | `id` |
 //! | `cloudevents` | a CloudEvents 1.0 JSON document | none but its content type |
 //! | `cloudevents-binary` | the payload | CloudEvents attributes |
+//! | any other | what its [`Formatter`] writes | as well |
+//!
+//! A format of somebody else's is a [`Formatter`] in a [`Format::Custom`]. A config may name it where it is among the
+//! [`Formats`] that the config was given.
 
 mod cloudevents;
-pub mod debezium;
 mod decode;
 mod headers;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt, hash};
 
 use bytes::Bytes;
 use time::format_description::well_known::Rfc3339;
@@ -36,7 +38,7 @@ const JSON: &str = "application/json";
 const BYTES: &str = "application/octet-stream";
 
 /// What a sink writes for an event; see the [module](self).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub enum Format {
     /// The payload alone, and the rest in headers.
     Raw,
@@ -45,19 +47,59 @@ pub enum Format {
     Envelope,
     /// A short JSON message: id, type, time, aggregate id and payload.
     Event,
-    /// What Debezium's outbox event router writes with Kafka Connect's `StringConverter`; where a sink has all of what
-    /// that has, see [`debezium`].
-    Debezium,
     /// CloudEvents 1.0 in structured mode.
     CloudEvents,
     /// CloudEvents 1.0 in binary mode.
     CloudEventsBinary,
+    /// A format from outside this crate.
+    Custom(&'static dyn Formatter),
+}
+
+/// A format from outside this crate: a sink writes it, and a source reads it, as one of the formats here.
+///
+/// ```
+/// use airtight_core::{
+///     Event, Format, Payload,
+///     format::{Carrier, Formats, Formatter, Message},
+/// };
+///
+/// #[derive(Debug)]
+/// struct Id;
+///
+/// impl Formatter for Id {
+///     fn name(&self) -> &'static str {
+///         "id"
+///     }
+///
+///     fn encode<'a>(&self, event: &'a Event, _: Carrier) -> Message<'a> {
+///         let body = Some(event.id.clone().into());
+///         Message { body, headers: Vec::new(), content_type: Some("text/plain") }
+///     }
+/// }
+///
+/// const FORMATS: Formats = Formats::with(&[Format::Custom(&Id)]);
+/// assert_eq!(FORMATS.parse("id")?, Format::Custom(&Id));
+/// assert_eq!(FORMATS.parse("raw")?, Format::Raw);
+/// # Ok::<_, airtight_core::Error>(())
+/// ```
+pub trait Formatter: fmt::Debug + Send + Sync {
+    /// The word in configs. Two formats of one name are the same format.
+    fn name(&self) -> &'static str;
+
+    /// The message for an event; also for a delete, whether or not the carrier has tombstones. It cannot fail.
+    fn encode<'a>(&self, event: &'a Event, carrier: Carrier) -> Message<'a>;
+
+    /// Reads a message that was written in this format. As [`Format::Raw`], unless the format says otherwise: the body is
+    /// the payload, and headers are the rest. A permanent error says what the message is not.
+    fn decode(&self, incoming: &Incoming<'_>) -> Result<Event> {
+        decode(Format::Raw, incoming)
+    }
 }
 
 impl Format {
-    /// All of them, in the order of the documentation.
-    pub const ALL: [Self; 6] =
-        [Self::Raw, Self::Envelope, Self::Event, Self::Debezium, Self::CloudEvents, Self::CloudEventsBinary];
+    /// Those of this crate, in the order of the documentation.
+    pub const ALL: [Self; 5] =
+        [Self::Raw, Self::Envelope, Self::Event, Self::CloudEvents, Self::CloudEventsBinary];
 
     /// The word in configs.
     pub fn as_str(self) -> &'static str {
@@ -65,17 +107,56 @@ impl Format {
             Self::Raw => "raw",
             Self::Envelope => "envelope",
             Self::Event => "event",
-            Self::Debezium => "debezium",
             Self::CloudEvents => "cloudevents",
             Self::CloudEventsBinary => "cloudevents-binary",
+            Self::Custom(formatter) => formatter.name(),
         }
     }
 
-    /// Reads the word; anything else is a permanent error that names it and what there is.
+    /// Reads the word of a format of this crate; see [`Formats::parse`] for others.
     pub fn parse(word: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|format| format.as_str() == word).ok_or_else(|| {
-            let known: Vec<String> =
-                Self::ALL.iter().map(|format| format!("`{}`", format.as_str())).collect();
+        Formats::default().parse(word)
+    }
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Custom(one), Self::Custom(other)) => one.name() == other.name(),
+            (one, other) => std::mem::discriminant(one) == std::mem::discriminant(other),
+        }
+    }
+}
+
+impl Eq for Format {}
+
+impl hash::Hash for Format {
+    fn hash<H: hash::Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+/// The formats that a config may name: those of this crate, and those that were added to them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Formats {
+    added: &'static [Format],
+}
+
+impl Formats {
+    /// The formats of this crate, and these.
+    pub const fn with(added: &'static [Format]) -> Self {
+        Self { added }
+    }
+
+    /// All of them, those that were added last.
+    pub fn all(self) -> impl Iterator<Item = Format> {
+        Format::ALL.into_iter().chain(self.added.iter().copied())
+    }
+
+    /// Reads a format's word. Any other word is a permanent error that names the word and all formats.
+    pub fn parse(self, word: &str) -> Result<Format> {
+        self.all().find(|format| format.as_str() == word).ok_or_else(|| {
+            let known: Vec<String> = self.all().map(|format| format!("`{}`", format.as_str())).collect();
             Error::permanent("bad_format", format!("unknown format `{word}`; there are {}", known.join(", ")))
         })
     }
@@ -88,14 +169,14 @@ pub struct Carrier {
     pub has_key: bool,
     /// A message without a value means that its key is gone, so that a delete is written as one.
     pub has_tombstones: bool,
-    /// What comes before the name of a CloudEvents attribute in a header: `ce_` for Kafka, `ce-` for NATS.
+    /// What comes before the name of a CloudEvents attribute in a header: `ce_` where names are words, `ce-` in HTTP.
     pub cloudevents_prefix: &'static str,
 }
 
 /// An event as a broker carries it. The key is the event's aggregate id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// The value; none is a tombstone (and, to `debezium`, no payload).
+    /// The value; none is a tombstone, or whatever no value means in a [`Formatter`]'s format.
     pub body: Option<Bytes>,
     /// Names and values. A name occurs once.
     pub headers: Vec<(Cow<'a, str>, Cow<'a, str>)>,
@@ -149,12 +230,6 @@ impl Encoder {
                 headers: headers::all(event, self.carrier),
                 content_type: Some(JSON),
             },
-            Format::Debezium => Message {
-                // Nothing is null to Debezium, too.
-                body: payload(event).0.filter(|body| !body.is_empty()),
-                headers: vec![("id".into(), event.id.as_str().into())],
-                content_type: None,
-            },
             Format::CloudEvents => Message {
                 body: Some(cloudevents::structured(event).into()),
                 headers: Vec::new(),
@@ -165,12 +240,13 @@ impl Encoder {
                 let headers = cloudevents::attributes(event, self.carrier.cloudevents_prefix);
                 Message { body, headers, content_type }
             }
+            Format::Custom(formatter) => formatter.encode(event, self.carrier),
         }
     }
 
-    /// Debezium knows no `op`, and a structured CloudEvent is its body.
+    /// A structured CloudEvent is its body, and another's format has its own idea of a delete.
     fn writes_tombstones(&self) -> bool {
-        self.carrier.has_tombstones && !matches!(self.format, Format::Debezium | Format::CloudEvents)
+        self.carrier.has_tombstones && !matches!(self.format, Format::CloudEvents | Format::Custom(_))
     }
 
     /// Nothing but the key and headers; what a delete says of itself goes into one of them.

@@ -8,7 +8,7 @@ use airtight_core::{
 };
 use rdkafka::ClientConfig;
 
-use crate::{KafkaConfig, KafkaConnection, connection::refused, encode::check_topic};
+use crate::{KafkaConfig, KafkaConnection, config::FORMATS, connection::refused, encode::check_topic};
 
 /// Settings that are airtight's promises, and what they are.
 const FIXED: [(&str, &str); 4] = [
@@ -156,7 +156,7 @@ impl KafkaSourceConfig {
         match key {
             "topics" => self.topics = value.split(',').map(|topic| topic.trim().to_owned()).collect(),
             "group" => self.group = value.to_owned(),
-            "format" => self.format = Format::parse(value)?,
+            "format" => self.format = FORMATS.parse(value)?,
             "order" => {
                 self.order = one_of(key, value, &[("key", Order::Key), ("none", Order::None)])?;
             }

@@ -1,4 +1,4 @@
-//! The files in `crates/core/tests/golden/debezium`: what was asked of Debezium, and what it wrote.
+//! The files in `crates/debezium/tests/golden/records`: what was asked of Debezium, and what it wrote.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -108,5 +108,5 @@ impl Golden {
 
 /// Where they are kept.
 pub(crate) fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../core/tests/golden/debezium")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../debezium/tests/golden/records")
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use airtight_core::format::debezium::Record;
+use airtight_debezium::Record;
 use airtight_testkit::{
     brokers::{
         connect::{Connect, database},

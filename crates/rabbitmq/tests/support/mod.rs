@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use airtight_core::{Delivery, Outcome, Sink};
+use airtight_core::{Delivery, Outcome, Sink, format::Formats};
 use airtight_rabbitmq::{RabbitmqConfig, RabbitmqSink};
 use lapin::{
     Connection, ConnectionProperties,
@@ -14,12 +14,15 @@ use lapin::{
 };
 use uuid::Uuid;
 
+/// What sinks here may be told to write.
+const FORMATS: Formats = Formats::with(&[airtight_debezium::FORMAT]);
+
 /// How long a test waits for what must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A sink on the broker at `url`, with these keys on top.
 pub(crate) fn sink(url: &str, keys: &[(&str, &str)]) -> RabbitmqSink {
-    let mut config = RabbitmqConfig::from_url(url).unwrap();
+    let mut config = RabbitmqConfig::from_url_with(url, FORMATS).unwrap();
     for (key, value) in keys {
         config.set(key, value).unwrap();
     }

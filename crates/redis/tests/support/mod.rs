@@ -4,10 +4,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use airtight_core::{Delivery, Error, Outcome, Sink};
+use airtight_core::{Delivery, Error, Outcome, Sink, format::Formats};
 use airtight_redis::{RedisConfig, RedisSink};
 use airtight_testkit::brokers::redis::RedisServer;
 use redis::{aio::MultiplexedConnection, streams::StreamRangeReply};
+
+/// What sinks here may be told to write.
+const FORMATS: Formats = Formats::with(&[airtight_debezium::FORMAT]);
 
 /// Long enough for any server here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -69,7 +72,7 @@ pub(crate) fn sink(server: &RedisServer, more: &str) -> RedisSink {
 }
 
 pub(crate) fn sink_at(url: &str) -> RedisSink {
-    RedisSink::new(RedisConfig::from_url(url).unwrap()).unwrap()
+    RedisSink::new(RedisConfig::from_url_with(url, FORMATS).unwrap()).unwrap()
 }
 
 /// Delivers one event.

@@ -1,13 +1,13 @@
 //! From a column of PostgreSQL, as text, to what Debezium's connector makes of it with its default modes
 //! (`time.precision.mode=adaptive`, `decimal.handling.mode=precise`, `binary.handling.mode=bytes`).
 
+use airtight_core::{Error, Result, SourceColumn};
 use bytes::Bytes;
 
 use super::{
     schema::{Decimal, Kind, Schema, Value},
     temporal,
 };
-use crate::{Error, Result, SourceColumn};
 
 /// Types of a database's own have larger numbers.
 const FIRST_OWN: u32 = 16_384;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use airtight_core::{Result, settings::bad};
+
 use super::{BINARY, JSON, STRING};
-use crate::{Result, settings::bad};
 
 /// Reads a file of properties: comments, lines that go on, escapes. A key that comes again wins.
 pub(super) fn parse(text: &str) -> Result<BTreeMap<String, String>> {

@@ -1,6 +1,6 @@
 //! Our encoder against what the real Debezium wrote, message by message.
 //!
-//! The files in `golden/debezium` are recorded by `airtight-kafka`'s test of the same name. Where we deviate, the table
+//! The files in `golden/records` are recorded by `airtight-kafka`'s test of the same name. Where we deviate, the table
 //! below says so, with the reason, and `docs/debezium.md` has it from here.
 
 #![allow(clippy::unwrap_used, reason = "a failing test should panic")]
@@ -8,11 +8,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use airtight_core::{
-    Event, Payload, SourceColumn, SourceRow,
-    format::debezium::{
-        Converter, Converters, DebeziumEncoder, DebeziumOptions, Record, connector::ConnectorConfig,
-    },
-    sinks::memory::sample_event,
+    Event, Payload, SourceColumn, SourceRow, sinks::memory::sample_event,
+};
+use airtight_debezium::{
+    Converter, Converters, DebeziumEncoder, DebeziumOptions, Record, connector::ConnectorConfig,
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -56,7 +55,7 @@ struct Golden(Value);
 
 impl Golden {
     fn all() -> Vec<Self> {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/debezium");
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/records");
         let mut paths: Vec<PathBuf> =
             std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         paths.sort();
@@ -182,7 +181,7 @@ fn every_message_is_debeziums_or_a_deviation_with_a_reason() {
 
 /// What the test below writes between these lines of `docs/debezium.md`.
 const BEGIN: &str =
-    "<!-- cases: written by `AIRTIGHT_BLESS=1 cargo test -p airtight-core --test debezium` -->";
+    "<!-- cases: written by `AIRTIGHT_BLESS=1 cargo test -p airtight-debezium --test debezium` -->";
 const END: &str = "<!-- end of cases -->";
 
 /// Text in a cell of a table.

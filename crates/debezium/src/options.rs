@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use crate::{
+use airtight_core::{
     Error, Result,
-    route::RegexRoute,
     settings::{bad, boolean, one_of},
 };
+
+use crate::route::RegexRoute;
 
 /// What the router is told, with Debezium's names and defaults.
 ///

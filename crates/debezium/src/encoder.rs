@@ -1,49 +1,19 @@
-//! What Debezium's outbox event router writes under Kafka Connect, byte for byte.
-//!
-//! [`DebeziumEncoder`] is the router (`io.debezium.transforms.outbox.EventRouter`) and the converters behind it in one.
-//! It works on the row that an event came from ([`crate::Event::row`]); the recorded messages of the real Debezium that
-//! it is compared with are in `tests/golden/debezium`, and `docs/debezium.md` lists them and the deviations.
-//!
-//! # Events without a row
-//!
-//! A queue or a log hands out events without their row. Then the event's own fields stand for the columns: id, key,
-//! type, payload, time (`table.field.event.timestamp` need only be set) and schema version for those that the options
-//! name, the aggregate type for `route.by.field`, and extra columns and headers for anything else. Text and JSON come out
-//! the same; what is approximate is what only a table knows: the types of other columns (a number is an `int64` or a
-//! double, dates and decimals are text), and which columns may be null, which shows in schemas alone. A payload of
-//! bytes passes the `StringConverter` as it is.
-//!
-//! | module | what lives there |
-//! | --- | --- |
-//! | `options` | the router's options and the converters, by their names |
-//! | `connector` | a connector's config file, read and written |
-//! | `schema`, `value`, `temporal`, `number` | PostgreSQL's text to Connect's values |
-//! | `json`, `text` | Connect's values to bytes |
-//! | `expand` | JSON payloads to structures |
-
-pub mod connector;
-mod expand;
-mod json;
-mod number;
-mod options;
-mod schema;
-mod temporal;
-mod text;
-mod value;
+//! The router and the converters in one: from an event to a record.
 
 use std::{borrow::Cow, sync::Arc};
 
+use airtight_core::{Error, Event, Payload, Result, settings::bad};
 use bytes::Bytes;
 use uuid::Uuid;
 
-pub use self::options::{
-    Additional, Converter, Converters, DebeziumOptions, Delegate, InvalidOperation, Place,
-};
-use self::{
-    expand::Expanded,
+use crate::{
+    expand::{self, Expanded},
+    json,
+    options::{Additional, Converter, Converters, DebeziumOptions, Delegate, Place},
+    route::RegexRoute,
     schema::{Kind, Schema, Value},
+    temporal, text, value,
 };
-use crate::{Error, Event, Payload, Result, route::RegexRoute, settings::bad};
 
 /// A message for Kafka.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +54,7 @@ pub struct Content {
     pub timestamp: Option<i64>,
 }
 
-/// Makes records of events; see the [module](self).
+/// Makes records of events; see the [crate](crate).
 #[derive(Debug, Clone)]
 pub struct DebeziumEncoder {
     options: DebeziumOptions,

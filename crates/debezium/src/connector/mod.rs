@@ -10,14 +10,14 @@ mod properties;
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value, json};
-
-use self::keys::Verdict;
-use super::{Converter, DebeziumOptions, Delegate, options::one_table};
-use crate::{
+use airtight_core::{
     Error, Result,
     settings::{bad, boolean},
 };
+use serde_json::{Map, Value, json};
+
+use self::keys::Verdict;
+use crate::{Converter, DebeziumOptions, Delegate, options::one_table};
 
 const CLASS: &str = "io.debezium.connector.postgresql.PostgresConnector";
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
