@@ -1,12 +1,13 @@
-//! Handlers that commit their writes, the inbox's entry and the offset in one transaction.
+//! Handlers that commit their writes, the inbox's entry and the offset in one transaction, and whom their errors concern.
 
 use airtight_core::{
-    CancellationToken, Error, Policy, Relay,
+    CancellationToken, Error, Outcome, Policy, Relay, Sink,
     admin::Admin,
     log::{LogAdmin, LogOptions, ParkedFilter, SeekOptions, SeekTo},
 };
-use airtight_postgres::PgHandlers;
+use airtight_postgres::{PgHandlers, PgOptions, PgOutbox};
 use futures::FutureExt;
+use sqlx::PgConnection;
 
 use crate::support::{Fixture, event};
 
@@ -118,4 +119,99 @@ async fn an_inbox_that_is_away_costs_no_event() {
     stop.cancel();
     let summary = running.await.unwrap().unwrap();
     assert_eq!((summary.dead, summary.retried), (0, 0));
+}
+
+type Work = for<'a> fn(&'a mut PgConnection, bool) -> futures::future::BoxFuture<'a, ()>;
+
+/// Ten events of ten keys, the fourth of which breaks; returns outcomes.
+async fn with_one_that_breaks(f: &Fixture, work: Work) -> Vec<Outcome> {
+    for n in 1..=10 {
+        f.publish(&format!("k{n}"), n).await;
+    }
+    let reader = f.reader("c").await;
+    let handlers = PgHandlers::new(&f.outbox, "c").with_log(&reader.log).otherwise(move |context, tx| {
+        async move {
+            work(tx, context.event.aggregate_id == "k4").await;
+            Ok(())
+        }
+        .boxed()
+    });
+    let batch = reader.look().await;
+    assert_eq!(batch.len(), 10);
+    handlers.deliver(&batch).await
+}
+
+fn assert_only_the_fourth_failed(outcomes: &[Outcome]) {
+    for (n, outcome) in outcomes.iter().enumerate() {
+        match outcome {
+            Outcome::Committed => assert_ne!(n, 3, "{outcomes:?}"),
+            Outcome::Failed(_) => assert_eq!(n, 3, "{outcomes:?}"),
+            other => panic!("{n}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_swallows_an_error_takes_no_other_event_with_it() {
+    let Some(f) = Fixture::create("swallows").await else { return };
+    let outcomes = with_one_that_breaks(&f, |tx, breaks| {
+        async move {
+            if breaks {
+                let _ = sqlx::query("SELECT 1 / 0").execute(tx).await;
+            }
+        }
+        .boxed()
+    })
+    .await;
+    assert_only_the_fourth_failed(&outcomes);
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_takes_no_other_event_with_it() {
+    let Some(f) = Fixture::create("panics").await else { return };
+    let outcomes = with_one_that_breaks(&f, |_, breaks| {
+        async move {
+            assert!(!breaks, "on purpose");
+        }
+        .boxed()
+    })
+    .await;
+    assert_only_the_fourth_failed(&outcomes);
+}
+
+/// Such a constraint is checked at COMMIT, which is the whole batch's.
+#[tokio::test]
+async fn a_deferred_constraint_kills_only_the_event_that_violates_it() {
+    let Some(f) = Fixture::create("deferred").await else { return };
+    f.sql(
+        "CREATE TABLE parent (id int PRIMARY KEY); \
+         CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
+    )
+    .await;
+    let outcomes = with_one_that_breaks(&f, |tx, breaks| {
+        async move {
+            if breaks {
+                sqlx::query("INSERT INTO child VALUES (1)").execute(tx).await.unwrap();
+            }
+        }
+        .boxed()
+    })
+    .await;
+    assert_only_the_fourth_failed(&outcomes);
+}
+
+/// A database that is away is nobody's fault: §4.4 of the design, no attempt is spent.
+#[tokio::test]
+async fn handlers_without_a_database_blame_no_event() {
+    let Some(f) = Fixture::create("away").await else { return };
+    f.publish("k", 1).await;
+    let reader = f.reader("c").await;
+    let away =
+        PgOutbox::connect("postgres://nobody@127.0.0.1:1/nowhere", PgOptions::default()).await.unwrap();
+    let handlers = PgHandlers::new(&away, "c").otherwise(|_, _| async { Ok(()) }.boxed());
+    let outcomes = handlers.deliver(&reader.look().await).await;
+    assert!(
+        matches!(&outcomes[..], [Outcome::Failed(error)] if error.class() == airtight_core::Class::Unavailable),
+        "{outcomes:?}"
+    );
 }

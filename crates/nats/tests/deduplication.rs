@@ -1,13 +1,15 @@
-//! What a hostile reader tried on the sink: that the stream takes one event for a repeat of another, drops it, and
-//! acknowledges it all the same.
+//! The stream's deduplication: it must not take one event for a repeat of another, drop it, and acknowledge it all the
+//! same.
+
 #![allow(clippy::unwrap_used, reason = "a failing test should panic")]
 
 mod support;
 
-use airtight_core::{Payload, sinks::memory::sample_event};
-use airtight_testkit::brokers::nats::NatsServer;
-
-use airtight_testkit::deliveries::of;
+use airtight_core::Payload;
+use airtight_testkit::{
+    brokers::nats::NatsServer,
+    deliveries::{of, sample_event},
+};
 
 use crate::support::{config, create_stream, jetstream, orders, send, sink, stored};
 

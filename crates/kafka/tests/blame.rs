@@ -1,4 +1,5 @@
-//! What a hostile reader tried on the sink: keys that go to several topics, guilt that spreads, limits that are small.
+//! Which event is to blame for what Kafka refuses, and that no other is.
+
 #![allow(clippy::unwrap_used, reason = "a failing test should panic")]
 
 mod support;
