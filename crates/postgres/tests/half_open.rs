@@ -126,8 +126,7 @@ async fn it_stops(test: &str, shape: Shape, unreachable: bool) {
     it.proxy.mute();
     it.proxy.mute_new(unreachable);
     it.publish(10).await;
-    // Until something waits for an answer: it looks every second.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    it.proxy.has_swallowed(SOON).await;
     let took = it.stops().await;
     println!("{test}: stopped {took:.1?} after it was told to, with a grace of {GRACE:?}");
     assert!(took < GRACE + Duration::from_secs(3), "{took:?}");

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{
@@ -15,6 +16,8 @@ use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
+
+use crate::wait::eventually;
 
 /// A proxy in front of one address. Dropped, it closes all its connections.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ struct Shared {
     mute_below: watch::Sender<usize>,
     mute_new: AtomicBool,
     accepted: AtomicUsize,
+    /// Mute connections over which a client has sent something.
+    swallowed: AtomicUsize,
 }
 
 impl MuteProxy {
@@ -46,6 +51,7 @@ impl MuteProxy {
             mute_below: watch::Sender::new(0),
             mute_new: AtomicBool::new(false),
             accepted: AtomicUsize::new(0),
+            swallowed: AtomicUsize::new(0),
         });
         let task = tokio::spawn(serve(listener, target, shared.clone()));
         Self { address, shared, task }
@@ -85,6 +91,20 @@ impl MuteProxy {
         self.shared.mute_new.store(mute, Ordering::Release);
     }
 
+    /// Waits until a client waits for an answer that does not come: it has sent something over a mute connection, or has
+    /// opened another one, because an answer was on its way when the first one went mute.
+    ///
+    /// # Panics
+    ///
+    /// After `deadline`.
+    pub async fn has_swallowed(&self, deadline: Duration) {
+        eventually(deadline, "a client that waits for an answer", async || {
+            self.shared.swallowed.load(Ordering::Acquire) > 0
+                || self.accepted() > *self.shared.mute_below.borrow()
+        })
+        .await;
+    }
+
     /// How many connections were ever accepted.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::Acquire)
@@ -113,24 +133,18 @@ async fn serve(listener: TcpListener, target: String, shared: Arc<Shared>) {
                 let Ok((client, _)) = accepted else { continue };
                 let number = shared.accepted.fetch_add(1, Ordering::AcqRel);
                 let is_mute = shared.mute_new.load(Ordering::Acquire);
-                connections.spawn(carry(client, target.clone(), is_mute, number, shared.mute_below.subscribe()));
+                connections.spawn(carry(client, target.clone(), is_mute, number, shared.clone()));
             }
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-async fn carry(
-    mut client: TcpStream,
-    target: String,
-    is_mute: bool,
-    number: usize,
-    mut mute_below: watch::Receiver<usize>,
-) {
+async fn carry(mut client: TcpStream, target: String, is_mute: bool, number: usize, shared: Arc<Shared>) {
     if is_mute {
-        // The socket is held, and never read.
-        return std::future::pending().await;
+        return swallow(&client, &shared).await;
     }
+    let mut mute_below = shared.mute_below.subscribe();
     let Ok(mut server) = TcpStream::connect(&target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let is_mute = tokio::select! {
@@ -138,8 +152,16 @@ async fn carry(
         _ = mute_below.wait_for(|below| number < *below) => true,
     };
     if is_mute {
-        std::future::pending::<()>().await;
+        swallow(&client, &shared).await;
     }
+}
+
+/// Holds the socket, notes whether anything comes, and never reads it.
+async fn swallow(client: &TcpStream, shared: &Shared) {
+    if client.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0) {
+        shared.swallowed.fetch_add(1, Ordering::AcqRel);
+    }
+    std::future::pending::<()>().await;
 }
 
 #[cfg(test)]
@@ -179,6 +201,7 @@ mod tests {
         assert!(answers(&mut old).await);
         proxy.mute();
         assert!(!answers(&mut old).await);
+        proxy.has_swallowed(A_MOMENT).await;
         let mut new = TcpStream::connect(proxy.address()).await.unwrap();
         assert!(answers(&mut new).await);
         proxy.mute_new(true);

@@ -124,8 +124,14 @@ async fn a_relay_behind_a_lock_says_who_has_it_and_shows_no_sql() {
     let said = relay.wait_for_log("is locked by");
     let who = format!("airtight.outbox is locked by pid {pid} (clerk, idle in transaction, open for ");
     assert!(said.contains(&who), "{said}");
-    // Longer than an answer is waited for: the server is at work on it, so nothing is given up.
-    tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+    // One statement waits for longer than an answer may take, which is 10 s: the server is at work on it, so it is not given
+    // up.
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' \
+         AND clock_timestamp() - query_start > interval '11 s'";
+    eventually(DEADLINE, "a statement that has waited for 11 s", async || {
+        sqlx::query_scalar::<_, i64>(waits).fetch_one(&mut clerk).await.expect("a count") > 0
+    })
+    .await;
     execute(&mut clerk, "COMMIT").await;
     server.publish("k");
     relay.next_line();
@@ -178,8 +184,7 @@ async fn a_signal_ends_a_relay_whose_connections_are_mute() {
         let relay = server.start(&proxy.through(&server.db.url()), args);
         proxy.mute();
         proxy.mute_new(true);
-        // It looks every second, and then waits for an answer.
-        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        proxy.has_swallowed(DEADLINE).await;
         let told = Instant::now();
         relay.signal("TERM");
         let (status, rest) = tokio::task::block_in_place(|| relay.wait());
