@@ -1,7 +1,7 @@
 //! Which tests met a real server, and which had to do without.
 //!
 //! Each test leaves a line in the file that `AIRTIGHT_TEST_LEDGER` names, so that `scripts/test` can say how many
-//! tests have met a real server, and which have not.
+//! tests have met a real server, which have not, and which checks of a conformance suite a backend cannot run.
 
 use std::{env, fs::OpenOptions, io::Write, path::Path};
 
@@ -39,6 +39,19 @@ pub fn leave_out(test_name: &str, what: &str, unset: &str) {
     let reason = format!("{what} ({unset} is not set; see scripts/services)");
     eprintln!("\n######## LEFT OUT {test}: {reason} ########\n");
     note(&format!("left-out {test}: {reason}"));
+}
+
+/// Notes that a backend cannot run a conformance check, or the rest of it: it does not do what the check is about. `lacks`
+/// names what.
+pub fn cannot(check: &str, lacks: &str) {
+    let thread = std::thread::current();
+    // libtest names a test's thread after the test, with its modules.
+    let test = match thread.name() {
+        Some(name) if name == check || name.ends_with(&format!("::{check}")) => name.to_owned(),
+        Some(name) if name != "main" => format!("{name}, {check}"),
+        _ => check.to_owned(),
+    };
+    note(&format!("cannot {}: lacks {lacks}", qualified(&test)));
 }
 
 /// Whether this is CI, where everything is required.

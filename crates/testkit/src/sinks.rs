@@ -3,7 +3,7 @@
 //! A sink's crate says how to make the sink and how to read back what arrived ([`SinkUnderTest`]), and which
 //! hands its test has on the destination: stopping it, making it refuse one event, making it refuse everyone.
 //! The more hands, the more is checked. Every check has a name; all of them run, and [`conformance`] reports
-//! all that failed.
+//! all that failed. A check that needs a hand which the test does not have is noted in the [ledger](crate::ledger).
 //!
 //! Keys and ids are new in every run, so a destination may hold what earlier runs left.
 
@@ -21,6 +21,8 @@ use futures::future::join_all;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
 use uuid::Uuid;
+
+use crate::ledger::cannot;
 
 /// How often the suite looks while it waits.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -159,6 +161,8 @@ pub async fn failures<T: SinkUnderTest>(t: &T) -> Vec<Failure> {
                 if let Err(message) = checked {
                     failures.push(Failure { check: stringify!($name), message });
                 }
+            } else {
+                cannot(stringify!($name), stringify!($allowed));
             }
         };
     }
@@ -328,6 +332,7 @@ impl<T: SinkUnderTest> Suite<'_, T> {
         let sink = self.open().await?;
         let capabilities = sink.capabilities();
         if !capabilities.prefix_per_key || capabilities.max_batch_events < 5 {
+            cannot("a_failure_ends_the_prefix_of_its_key", "prefix_per_key, or a batch of 5 events");
             return Ok(());
         }
         // Events 0, 1, 3 and 4 are of one key; 1 is refused.

@@ -10,6 +10,7 @@ use airtight_core::{Class, Limits, NewEvent, Order, Verdict, log::LogOptions};
 
 use super::{C, LogUnderTest, consumer, grouped, offset, open, options, parked, published, reaches, seqs};
 use crate::{
+    ledger::cannot,
     sources::{
         Hand,
         hand::{assert_key_order, dead, event, events, retry},
@@ -57,7 +58,7 @@ impl Seen {
 /// back after its lease has run out.
 pub async fn instances_of_a_consumer_read_the_same_streams(sut: &dyn LogUnderTest) {
     if !sut.capabilities().streams {
-        return;
+        return cannot("instances_of_a_consumer_read_the_same_streams", "streams");
     }
     let all = || LogOptions { lease: Duration::from_secs(8), ..options(sut, Order::Key) };
     let first = sut.log(LogOptions { streams: vec!["other".into()], ..all() });
@@ -93,7 +94,7 @@ pub async fn instances_of_a_consumer_read_the_same_streams(sut: &dyn LogUnderTes
 /// lost, each gets work, and first deliveries of each key are in order.
 pub async fn instances_share_partitions_and_keep_the_order_of_keys(sut: &dyn LogUnderTest) {
     if !sut.capabilities().groups {
-        return;
+        return cannot("instances_share_partitions_and_keep_the_order_of_keys", "groups");
     }
     let patience = sut.capabilities().patience;
     let seen = Seen::default();
@@ -204,7 +205,7 @@ pub async fn a_dead_instance_is_replaced_within_its_lease(sut: &dyn LogUnderTest
 /// the smallest offset, so nothing is lost.
 pub async fn another_partition_count_restarts_from_the_smallest_offset(sut: &dyn LogUnderTest) {
     if !sut.capabilities().groups {
-        return;
+        return cannot("another_partition_count_restarts_from_the_smallest_offset", "groups");
     }
     let new: Vec<NewEvent> = (0..24).map(|n| event(&format!("k{}", n % 12), n)).collect();
     let all = published(&sut.publish(&new).await);

@@ -1,7 +1,8 @@
 //! The conformance suite for logs: what every store must do that is followed as one.
 //!
 //! A backend implements [`LogUnderTest`] and runs [`crate::log_conformance!`], which makes a test of each check. A
-//! check is an ordinary function that says in its name what it promises, and gets an empty log of its own.
+//! check is an ordinary function that says in its name what it promises, and gets an empty log of its own. A check that the
+//! log cannot run, by its [`LogCapabilities`], passes and is noted in the [ledger](crate::ledger).
 //!
 //! As in the queue's suite, checks never sleep to wait for something. Where something must *not* happen, they wait
 //! for what must happen after it, or watch for as long as it could have happened.

@@ -12,6 +12,7 @@ use super::{
     reaches, seqs,
 };
 use crate::{
+    ledger::cannot,
     sources::{
         Hand,
         hand::{assert_key_order, dead, event, events, retry},
@@ -146,7 +147,9 @@ pub async fn what_is_parked_beyond_the_offset_does_not_come_from_the_log(sut: &d
 /// once and nothing stands still.
 pub async fn a_lost_answer_to_a_settle_neither_loses_nor_wedges(sut: &dyn LogUnderTest) {
     let answers = LostAnswers::default();
-    let Some(source) = sut.flaky_log(options(sut, Order::Key), answers.clone()) else { return };
+    let Some(source) = sut.flaky_log(options(sut, Order::Key), answers.clone()) else {
+        return cannot("a_lost_answer_to_a_settle_neither_loses_nor_wedges", "flaky_log");
+    };
     let relay = Hand::over(source, sut.capabilities().patience).await;
     let mut seen = std::collections::HashSet::new();
     let mut all = Vec::new();
@@ -198,7 +201,7 @@ pub async fn a_lost_answer_to_a_settle_neither_loses_nor_wedges(sut: &dyn LogUnd
 /// A consumer whose next events were removed is told so, at its start and while it runs, and skips nothing.
 pub async fn a_consumer_behind_retention_is_told_and_never_skips(sut: &dyn LogUnderTest) {
     if !sut.capabilities().prunes_at_once {
-        return;
+        return cannot("a_consumer_behind_retention_is_told_and_never_skips", "prunes_at_once");
     }
     sut.publish(&events("a", 6)).await;
     let relay = open(sut, options(sut, Order::Key)).await;
@@ -274,6 +277,8 @@ pub async fn retention_waits_for_the_slowest_consumer(sut: &dyn LogUnderTest) {
         let young = Retention { keep: Duration::from_secs(3_600), wait_for_consumers: false };
         let pruned = sut.admin().prune_log(young, &|_| ()).await.expect("prune");
         assert_eq!(pruned.events, 0, "all are young");
+    } else {
+        cannot("retention_waits_for_the_slowest_consumer", "prunes_at_once, for a part of it");
     }
     let rest = slow.deliver(5).await;
     assert_eq!(seqs(&rest), all[3..], "the slow one misses nothing");

@@ -12,7 +12,7 @@ use super::{
     SourceUnderTest,
     hand::{Hand, event, events, ids, long, retry, short},
 };
-use crate::wait::eventually;
+use crate::{ledger::cannot, wait::eventually};
 
 /// Two groups of relays that share a stream would break the order of both: the second is refused, until the
 /// first is gone.
@@ -30,9 +30,13 @@ pub async fn overlapping_groups_are_refused(sut: &dyn SourceUnderTest) {
     if streams {
         rivals.extend([on(&["y", "z"], Order::Key), on(&[], Order::Key), on(&["x"], Order::Key)]);
         Hand::open(sut, on(&["z"], Order::Key)).await.close().await;
+    } else {
+        cannot("overlapping_groups_are_refused", "streams, for a part of it");
     }
     if sut.capabilities().order_none {
         rivals.push(on(names, Order::None));
+    } else {
+        cannot("overlapping_groups_are_refused", "order_none, for a part of it");
     }
     for rival in rivals {
         let refused = sut.queue(rival.clone()).open().await;
@@ -125,7 +129,7 @@ pub async fn relays_share_the_work_and_keep_the_order_of_keys(sut: &dyn SourceUn
 /// In total order one relay works and the others stand by; when it crashes one of them takes over where it was.
 pub async fn total_order_is_kept_and_a_standby_takes_over(sut: &dyn SourceUnderTest) {
     if !sut.capabilities().order_total {
-        return;
+        return cannot("total_order_is_kept_and_a_standby_takes_over", "order_total");
     }
     let new: Vec<NewEvent> = (0..12).map(|n| event(&format!("k{}", n % 5), n)).collect();
     let published: Vec<String> = sut.publish(&new).await.into_iter().map(|p| p.id).collect();
@@ -144,7 +148,7 @@ pub async fn total_order_is_kept_and_a_standby_takes_over(sut: &dyn SourceUnderT
 /// In total order everything waits for an event that is to be tried again.
 pub async fn in_total_order_a_retry_holds_everything(sut: &dyn SourceUnderTest) {
     if !sut.capabilities().order_total {
-        return;
+        return cannot("in_total_order_a_retry_holds_everything", "order_total");
     }
     let mut new = events("a", 1);
     new.extend(events("b", 2));

@@ -2,7 +2,8 @@
 //!
 //! A backend implements [`SourceUnderTest`] and runs either [`conformance`], all checks in one test, or
 //! [`crate::source_conformance!`], which makes a test of each. A check is an ordinary function that says in
-//! its name what it promises, and gets an empty outbox of its own.
+//! its name what it promises, and gets an empty outbox of its own. A check that the outbox cannot run, by its
+//! [`SourceCapabilities`], passes and is noted in the [ledger](crate::ledger), which the summary of `scripts/test` shows.
 //!
 //! Checks never sleep to wait for something. Where something must *not* happen, they wait for what must happen
 //! after it, or watch for as long as it could have happened.

@@ -12,7 +12,7 @@ use super::{
     SourceUnderTest,
     hand::{Hand, away, dead, event, events, ids, long, retry, short},
 };
-use crate::wait::eventually;
+use crate::{ledger::cannot, wait::eventually};
 
 /// Handing out costs an attempt, a failure keeps it spent, a release gives it back.
 pub async fn attempts_grow_at_claims_and_a_release_gives_back(sut: &dyn SourceUnderTest) {
@@ -51,7 +51,9 @@ pub async fn an_event_whose_destination_is_away_waits_at_no_cost(sut: &dyn Sourc
     assert_eq!(attempts, [1, 1, 2, 2], "away, failed, away, and now");
     relay.settle(&again, &away(Duration::from_secs(600))).await;
 
-    let Some(admin) = sut.admin() else { return };
+    let Some(admin) = sut.admin() else {
+        return cannot("an_event_whose_destination_is_away_waits_at_no_cost", "admin");
+    };
     let status = admin.status().await.expect("status");
     let [waiting] = &status.away[..] else { panic!("{:?}", status.away) };
     assert_eq!((waiting.events, waiting.consumer.as_deref()), (1, None));
@@ -66,7 +68,7 @@ pub async fn an_event_whose_destination_is_away_waits_at_no_cost(sut: &dyn Sourc
 /// `max_attempts` of an event comes along with it.
 pub async fn an_events_own_limit_comes_with_it(sut: &dyn SourceUnderTest) {
     if !sut.capabilities().envelope_fields {
-        return;
+        return cannot("an_events_own_limit_comes_with_it", "envelope_fields");
     }
     sut.publish(&[event("a", 0).max_attempts(3), event("b", 1)]).await;
     let relay = Hand::open(sut, long(Order::Key)).await;
@@ -191,7 +193,9 @@ async fn block(sut: &dyn SourceUnderTest, relay: &Hand) -> (Vec<Delivery>, Vec<S
 
 /// With `block_on_dead` a key waits behind its dead event until an operator retries that.
 pub async fn a_blocked_key_waits_for_the_operators_retry(sut: &dyn SourceUnderTest) {
-    let Some(admin) = sut.admin() else { return };
+    let Some(admin) = sut.admin() else {
+        return cannot("a_blocked_key_waits_for_the_operators_retry", "admin");
+    };
     let relay = Hand::open(sut, blocking(sut)).await;
     let (head, published) = block(sut, &relay).await;
     let blocked = admin.blocked(10).await.expect("blocked");
@@ -207,7 +211,7 @@ pub async fn a_blocked_key_waits_for_the_operators_retry(sut: &dyn SourceUnderTe
 
 /// With `block_on_dead` a key goes on once its dead event is discarded.
 pub async fn a_blocked_key_goes_on_after_a_discard(sut: &dyn SourceUnderTest) {
-    let Some(admin) = sut.admin() else { return };
+    let Some(admin) = sut.admin() else { return cannot("a_blocked_key_goes_on_after_a_discard", "admin") };
     let relay = Hand::open(sut, blocking(sut)).await;
     let (head, published) = block(sut, &relay).await;
     assert_eq!(admin.discard(&head[0].event.id).await.expect("discard"), Acted::Yes);
@@ -231,7 +235,7 @@ pub async fn a_blocked_backlog_is_told_apart(sut: &dyn SourceUnderTest) {
 /// when somebody asks for that very event.
 pub async fn unknown_is_out_of_reach_of_bulk_retry(sut: &dyn SourceUnderTest) {
     if !sut.capabilities().unknown {
-        return;
+        return cannot("unknown_is_out_of_reach_of_bulk_retry", "unknown");
     }
     sut.publish(&[event("a", 0), event("b", 1), event("c", 2)]).await;
     let relay = Hand::open(sut, long(Order::Key)).await;
@@ -244,7 +248,7 @@ pub async fn unknown_is_out_of_reach_of_bulk_retry(sut: &dyn SourceUnderTest) {
     assert_eq!(backlog.unfinished, 0, "nothing that a relay could still do");
     assert!(relay.next(10).await.is_empty());
 
-    let Some(admin) = sut.admin() else { return };
+    let Some(admin) = sut.admin() else { return cannot("unknown_is_out_of_reach_of_bulk_retry", "admin") };
     assert_eq!(admin.retry_dead(&Filter::default()).await.expect("bulk retry"), 1, "the dead one only");
     assert_eq!(ids(&relay.deliver(1).await), ids(&held[1..2]));
     assert_eq!(admin.discard_dead(&Filter::default()).await.expect("bulk discard"), 0);
@@ -270,7 +274,7 @@ pub async fn a_dead_row_set_back_by_hand_comes_again(sut: &dyn SourceUnderTest) 
 /// with everything it has and will have.
 pub async fn a_row_set_back_under_a_live_claim_fences_that_claim_only(sut: &dyn SourceUnderTest) {
     if !sut.capabilities().shows_claims {
-        return;
+        return cannot("a_row_set_back_under_a_live_claim_fences_that_claim_only", "shows_claims");
     }
     sut.publish(&[event("a", 0), event("b", 1)]).await;
     let options = short(sut, Order::Key);
