@@ -70,7 +70,6 @@ impl Plan {
     /// What a connector of Debezium's does.
     fn of_connector(args: &RunArgs, file: &Path) -> Outcome<Self> {
         let mut read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
-        refuse_for_connector(args)?;
         if let Reading::Cdc(cdc) = &mut read.pipeline.read {
             cdc.log.on_failure = on_failure(args);
             cdc.log.block_on_dead = args.on_dead == Some(OnDead::Block);
@@ -145,28 +144,6 @@ fn set_policy(args: &RunArgs, policy: &mut Policy) {
     }
     if let Some(poll) = args.poll {
         policy.poll = Duration::from_millis(poll);
-    }
-}
-
-/// What a connector's file says itself, or what Debezium does not have.
-fn refuse_for_connector(args: &RunArgs) -> Outcome {
-    let given = [
-        ("--stream", !args.streams.is_empty()),
-        ("--order", args.order.is_some()),
-        ("--slot", args.wal.slot.is_some()),
-        ("--publication", args.wal.publication.is_some()),
-        ("--snapshot", args.wal.snapshot.is_some()),
-        ("--consumer", args.follow.consumer.is_some()),
-        ("--partitions", args.follow.partitions.is_some()),
-        ("--start", args.follow.start.is_some()),
-        ("--keep-log", args.follow.keep_log.is_some()),
-        ("--keep-done", args.keep_done.is_some()),
-    ];
-    match given.iter().find(|(_, given)| *given) {
-        Some((flag, _)) => Err(Failure::usage(format!(
-            "{flag} does not go with --debezium: the connector's file says it all"
-        ))),
-        None => Ok(()),
     }
 }
 
