@@ -153,7 +153,7 @@ fn producer_config() -> ClientConfig {
 
 /// An event like those of the outbox.
 fn sampled() -> Event {
-    let mut event = airtight_core::sinks::memory::sample_event(1, "key-1");
+    let mut event = airtight_testkit::deliveries::sample_event(1, "key-1");
     event.payload = Payload::Json(format!("{{\"n\": 1, \"text\": \"{}\"}}", "x".repeat(470)).into());
     event
 }

@@ -191,7 +191,7 @@ pub fn decode<T: DeserializeOwned>(event: &Event) -> Result<T, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::memory::sample_event;
+    use crate::event::sample_event;
 
     #[derive(serde::Deserialize)]
     struct Tested {

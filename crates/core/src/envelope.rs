@@ -98,7 +98,7 @@ pub(crate) fn value<T: Serialize + ?Sized>(out: &mut Vec<u8>, content: &T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::memory::sample_event;
+    use crate::event::sample_event;
 
     #[test]
     fn the_payload_is_passed_through_byte_for_byte() {

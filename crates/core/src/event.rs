@@ -370,6 +370,26 @@ fn bad(field: &str, what: &str) -> Error {
 }
 
 #[cfg(test)]
+/// An event for this crate's own tests; others have that of `airtight-testkit`.
+pub(crate) fn sample_event(seq: i64, key: &str) -> Event {
+    Event {
+        id: format!("00000000-0000-7000-8000-{seq:012}"),
+        seq,
+        stream: "test.stream".into(),
+        event_type: "Tested".into(),
+        aggregate_type: "Test".into(),
+        aggregate_id: key.into(),
+        op: Op::Upsert,
+        payload: Payload::Json(format!("{{\"n\":{seq}}}").into()),
+        headers: Headers::new(),
+        occurred_at: OffsetDateTime::UNIX_EPOCH,
+        schema_version: 1,
+        extra: serde_json::Map::new(),
+        row: None,
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -406,7 +426,7 @@ mod tests {
         let mut headers = Headers::new();
         headers
             .insert("traceparent".into(), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
-        let mut event = crate::sinks::memory::sample_event(1, "k");
+        let mut event = crate::event::sample_event(1, "k");
         event.headers = headers;
         assert_eq!(event.trace_id(), Some("4bf92f3577b34da6a3ce929d0e0e4736"));
         event.headers.insert("traceId".into(), "mine".into());

@@ -50,7 +50,7 @@ impl DedupeKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Op, sinks::memory::sample_event};
+    use crate::{Op, event::sample_event};
 
     #[test]
     fn keys_tell_apart_what_they_should() {

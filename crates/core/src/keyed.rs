@@ -71,7 +71,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{Error, Position, sinks::memory::sample_event};
+    use crate::{Error, Position, event::sample_event};
 
     fn batch(keys: &str) -> Vec<Delivery> {
         let delivery = |(at, key): (usize, char)| Delivery {

@@ -84,8 +84,10 @@ enum Part {
 /// ```
 /// use airtight_core::route::Template;
 /// let topic = Template::parse("ivm.events.{aggregate_type}")?;
-/// # let event = airtight_core::sinks::memory::sample_event(1, "k");
-/// assert_eq!(topic.render(&event)?, "ivm.events.Test");
+/// # use airtight_core::{Format, format::{Incoming, decode}};
+/// # let headers: Vec<(&str, &[u8])> = vec![("aggregateType", b"Order")];
+/// # let event = decode(Format::Raw, &Incoming { headers, ..Incoming::default() })?;
+/// assert_eq!(topic.render(&event)?, "ivm.events.Order");
 /// assert!(Template::parse("{agregate_type}").unwrap_err().message().contains("aggregate_type"));
 /// # Ok::<_, airtight_core::Error>(())
 /// ```
@@ -254,7 +256,7 @@ fn one_edit(one: &str, other: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::memory::sample_event;
+    use crate::event::sample_event;
 
     fn event() -> Event {
         let mut event = sample_event(7, "acc-1");

@@ -13,7 +13,7 @@ use regex::{Captures, Regex};
 /// ```
 /// use airtight_debezium::RegexRoute;
 /// let route = RegexRoute::new("{aggregate_type}", RegexRoute::REGEX, RegexRoute::REPLACEMENT)?;
-/// # let event = airtight_core::sinks::memory::sample_event(1, "k");
+/// # let event = airtight_testkit::deliveries::sample_event(1, "k");
 /// assert_eq!(route.render(&event)?, "outbox.event.Test");
 /// # Ok::<_, airtight_core::Error>(())
 /// ```
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     fn event() -> Event {
-        let mut event = airtight_core::sinks::memory::sample_event(7, "acc-1");
+        let mut event = airtight_testkit::deliveries::sample_event(7, "acc-1");
         event.aggregate_type = "raw_data".into();
         event
     }

@@ -7,12 +7,11 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use airtight_core::{
-    Event, Payload, SourceColumn, SourceRow, sinks::memory::sample_event,
-};
+use airtight_core::{Event, Payload, SourceColumn, SourceRow};
 use airtight_debezium::{
     Converter, Converters, DebeziumEncoder, DebeziumOptions, Record, connector::ConnectorConfig,
 };
+use airtight_testkit::deliveries::sample_event;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use proptest::prelude::*;

@@ -244,7 +244,8 @@ impl KafkaConfig {
 
 #[cfg(test)]
 mod tests {
-    use airtight_core::{Class, sinks::memory::sample_event};
+    use airtight_core::Class;
+    use airtight_testkit::deliveries::sample_event;
 
     use super::*;
 

@@ -260,7 +260,8 @@ pub(crate) fn check_topic(topic: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use airtight_core::{Class, Payload, sinks::memory::sample_event};
+    use airtight_core::{Class, Payload};
+    use airtight_testkit::deliveries::sample_event;
 
     use super::*;
 

@@ -16,9 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{
-    Class, Delivery, Event, Outcome, Sink, sinks::memory::sample_event,
-};
+use airtight_core::{Class, Delivery, Event, Outcome, Sink};
 use airtight_debezium::{DebeziumEncoder, connector::ConnectorConfig};
 use airtight_kafka::{KafkaConfig, KafkaSink};
 use airtight_testkit::{
@@ -26,7 +24,7 @@ use airtight_testkit::{
         connect::{Connect, database},
         kafka::Kafka,
     },
-    deliveries::of,
+    deliveries::{of, sample_event},
     postgres::TestDb,
 };
 

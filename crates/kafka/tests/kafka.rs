@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Class, Format, Op, Payload, Sink, sinks::memory::sample_event};
+use airtight_core::{Class, Format, Op, Payload, Sink};
 use airtight_kafka::{KafkaConfig, KafkaSink};
 use airtight_testkit::{
-    deliveries::{error_of, letters, of},
+    deliveries::{error_of, letters, of, sample_event},
     ports::Port,
 };
 

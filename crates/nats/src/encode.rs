@@ -134,7 +134,8 @@ fn header_name(name: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use airtight_core::{Class, Format, Payload, sinks::memory::sample_event};
+    use airtight_core::{Class, Format, Payload};
+    use airtight_testkit::deliveries::sample_event;
 
     use super::*;
     use crate::NatsConfig;

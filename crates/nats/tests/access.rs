@@ -6,11 +6,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use airtight_core::{Class, Delivery, Error, Outcome, Sink, sinks::memory::sample_event};
+use airtight_core::{Class, Delivery, Error, Outcome, Sink};
 use airtight_nats::{NatsConfig, NatsSink};
 use airtight_testkit::{
     brokers::nats::NatsServer,
-    deliveries::{delivery, of},
+    deliveries::{delivery, of, sample_event},
     ports::Port,
 };
 use support::{config, create_stream, expect, jetstream, orders, send, sink, stored};

@@ -6,8 +6,12 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use airtight_core::{Class, Delivery, Outcome, Payload, Sink, sinks::memory::sample_event};
-use airtight_testkit::{brokers::nats::NatsServer, deliveries::of, wait::eventually};
+use airtight_core::{Class, Delivery, Outcome, Payload, Sink};
+use airtight_testkit::{
+    brokers::nats::NatsServer,
+    deliveries::{of, sample_event},
+    wait::eventually,
+};
 use support::{config, create_stream, jetstream, orders, sink};
 
 /// Resident bytes of this process.

@@ -9,12 +9,11 @@ use std::time::Duration;
 use airtight_core::{
     Class, Delivery, Event, Format, Op, Outcome, Payload, Sink,
     format::{Incoming, decode},
-    sinks::memory::sample_event,
 };
 use airtight_nats::NatsConfig;
 use airtight_testkit::{
     brokers::nats::NatsServer,
-    deliveries::{delivery, of, percent_decode},
+    deliveries::{delivery, of, percent_decode, sample_event},
 };
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
 use futures::StreamExt;

@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Class, Delivery, Outcome, Sink, sinks::memory::sample_event};
+use airtight_core::{Class, Delivery, Outcome, Sink};
 use airtight_testkit::{
     brokers::nats::NatsServer,
-    deliveries::{delivery, of},
+    deliveries::{delivery, of, sample_event},
     wait::eventually,
 };
 use support::{config, create_stream, jetstream, orders, send, sink, stored};

@@ -161,7 +161,8 @@ pub(crate) fn destination(exchange: &str, routing_key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use airtight_core::{Class, sinks::memory::sample_event};
+    use airtight_core::Class;
+    use airtight_testkit::deliveries::sample_event;
 
     use super::*;
     use crate::RabbitmqConfig;

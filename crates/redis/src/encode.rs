@@ -140,7 +140,8 @@ pub(crate) fn script<'a>(trim: Trim, entries: impl Iterator<Item = &'a Entry<'a>
 
 #[cfg(test)]
 mod tests {
-    use airtight_core::{Payload, format::Format, sinks::memory::sample_event};
+    use airtight_core::{Payload, format::Format};
+    use airtight_testkit::deliveries::sample_event;
 
     use super::*;
 

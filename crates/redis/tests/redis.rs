@@ -10,11 +10,10 @@ use std::{collections::HashSet, time::Instant};
 use airtight_core::{
     Class, Outcome, Payload, Sink,
     format::{Format, Incoming, decode},
-    sinks::memory::sample_event,
 };
 use airtight_testkit::{
     brokers::redis::RedisServer,
-    deliveries::{delivery, error_of, letters, of},
+    deliveries::{delivery, error_of, letters, of, sample_event},
 };
 use support::*;
 

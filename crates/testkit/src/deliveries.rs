@@ -1,6 +1,26 @@
 //! What tests hand to a sink, and how they read what it answers and what it wrote.
 
-use airtight_core::{Class, Delivery, Error, Event, Outcome, Position, sinks::memory::sample_event};
+use airtight_core::{Class, Delivery, Error, Event, Op, Outcome, Payload, Position, event::Headers};
+use time::OffsetDateTime;
+
+/// An event to test with.
+pub fn sample_event(seq: i64, key: &str) -> Event {
+    Event {
+        id: format!("00000000-0000-7000-8000-{seq:012}"),
+        seq,
+        stream: "test.stream".into(),
+        event_type: "Tested".into(),
+        aggregate_type: "Test".into(),
+        aggregate_id: key.into(),
+        op: Op::Upsert,
+        payload: Payload::Json(format!("{{\"n\":{seq}}}").into()),
+        headers: Headers::new(),
+        occurred_at: OffsetDateTime::UNIX_EPOCH,
+        schema_version: 1,
+        extra: serde_json::Map::new(),
+        row: None,
+    }
+}
 
 /// The first attempt at a sample event.
 pub fn delivery(seq: i64, key: &str) -> Delivery {

@@ -170,7 +170,8 @@ fn key(secret: &str) -> Result<Hmac<Sha256>> {
 
 #[cfg(test)]
 mod tests {
-    use airtight_core::{Position, sinks::memory::sample_event};
+    use airtight_core::Position;
+    use airtight_testkit::deliveries::sample_event;
 
     use super::*;
 

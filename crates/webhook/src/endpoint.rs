@@ -113,7 +113,8 @@ fn encode(value: &str, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use airtight_core::{Class, sinks::memory::sample_event};
+    use airtight_core::Class;
+    use airtight_testkit::deliveries::sample_event;
 
     use super::*;
 

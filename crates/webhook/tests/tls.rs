@@ -8,8 +8,8 @@
 
 use std::{path::Path, process::Stdio, sync::Arc, time::Duration};
 
-use airtight_core::{Delivery, Position, Sink, sinks::memory::sample_event};
-use airtight_testkit::http::HttpServer;
+use airtight_core::{Delivery, Position, Sink};
+use airtight_testkit::{deliveries::sample_event, http::HttpServer};
 use airtight_webhook::{WebhookConfig, WebhookSink};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

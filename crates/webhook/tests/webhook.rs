@@ -5,8 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use airtight_core::{Class, Delivery, Error, Outcome, Payload, Position, Sink, sinks::memory::sample_event};
-use airtight_testkit::http::{HttpServer, Reply};
+use airtight_core::{Class, Delivery, Error, Outcome, Payload, Position, Sink};
+use airtight_testkit::{
+    deliveries::sample_event,
+    http::{HttpServer, Reply},
+};
 use airtight_webhook::{Format, WebhookConfig, WebhookSink};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, Mac};

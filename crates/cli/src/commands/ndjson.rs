@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn an_envelope_can_be_published_again() {
-        let mut event = airtight::sinks::memory::sample_event(7, "k");
+        let mut event = airtight_testkit::deliveries::sample_event(7, "k");
         event.headers.insert("traceId".into(), "t".into());
         let text = String::from_utf8(airtight::envelope::to_vec(&event)).unwrap();
         let parsed = parse(text.as_bytes()).unwrap();

@@ -68,7 +68,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Position, sinks::memory::sample_event};
+    use crate::{Position, event::sample_event};
 
     fn delivery(attempt: u32, max_attempts: Option<u32>) -> Delivery {
         Delivery {

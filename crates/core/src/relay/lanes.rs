@@ -141,7 +141,7 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Position, sinks::memory::sample_event};
+    use crate::{Position, event::sample_event};
     use proptest::prelude::*;
 
     fn queued(lanes: &Lanes, seq: i64, key: &str) -> Queued {

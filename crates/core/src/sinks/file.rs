@@ -159,7 +159,7 @@ fn is_at(_file: &File, path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Position, sinks::memory::sample_event};
+    use crate::{Position, event::sample_event};
 
     fn delivery(seq: i64) -> Delivery {
         Delivery {

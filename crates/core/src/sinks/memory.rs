@@ -3,9 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use time::OffsetDateTime;
 
-use crate::{Capabilities, Delivery, Event, Op, Outcome, Payload, Sink, event::Headers};
+use crate::{Capabilities, Delivery, Event, Outcome, Sink};
 
 /// A sink that keeps every event in memory. Clones share what they keep.
 #[derive(Debug, Clone, Default)]
@@ -48,24 +47,5 @@ impl Sink for MemorySink {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         self.lock().extend(batch.iter().map(|delivery| delivery.event.clone()));
         vec![Outcome::Delivered; batch.len()]
-    }
-}
-
-/// An event to test with.
-pub fn sample_event(seq: i64, key: &str) -> Event {
-    Event {
-        id: format!("00000000-0000-7000-8000-{seq:012}"),
-        seq,
-        stream: "test.stream".into(),
-        event_type: "Tested".into(),
-        aggregate_type: "Test".into(),
-        aggregate_id: key.into(),
-        op: Op::Upsert,
-        payload: Payload::Json(format!("{{\"n\":{seq}}}").into()),
-        headers: Headers::new(),
-        occurred_at: OffsetDateTime::UNIX_EPOCH,
-        schema_version: 1,
-        extra: serde_json::Map::new(),
-        row: None,
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use airtight_core::{Event, SourceColumn, SourceRow, sinks::memory::sample_event};
+use airtight_core::{Event, SourceColumn, SourceRow};
+use airtight_testkit::deliveries::sample_event;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

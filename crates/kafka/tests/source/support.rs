@@ -9,10 +9,9 @@ use std::{
 use airtight_core::{
     Batch, CancellationToken, Delivery, Dispatcher, Error, Event, Limits, Outcome, Policy, Position, Relay,
     Result, Settlement, Sink, Source, Verdict, dispatch::Context, relay::Summary,
-    sinks::memory::sample_event,
 };
 use airtight_kafka::{KafkaConfig, KafkaConnection, KafkaSink, KafkaSource, KafkaSourceConfig};
-use airtight_testkit::{ledger, wait::eventually_some};
+use airtight_testkit::{deliveries::sample_event, ledger, wait::eventually_some};
 use rdkafka::{
     ClientConfig, Message, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},

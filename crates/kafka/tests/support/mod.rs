@@ -12,9 +12,13 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Delivery, Payload, sinks::memory::sample_event};
+use airtight_core::{Delivery, Payload};
 use airtight_kafka::{KafkaConfig, KafkaSink};
-use airtight_testkit::{deliveries::of, ledger, wait::eventually};
+use airtight_testkit::{
+    deliveries::{of, sample_event},
+    ledger,
+    wait::eventually,
+};
 use rdkafka::{
     ClientConfig, Message, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
