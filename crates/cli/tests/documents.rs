@@ -290,16 +290,23 @@ fn headings_that_the_source_names_exist() {
                 problems.push(place);
                 continue;
             }
-            let behind = rest[end..].strip_prefix(", \"").and_then(|rest| rest.split_once('"')).map(|(name, _)| name);
-            let before = text[..at].strip_suffix("\" in ").and_then(|text| text.rsplit_once('"')).map(|(_, name)| name);
-            for name in behind.into_iter().chain(before) {
-                if !tree.text(path).lines().any(|line| line.starts_with('#') && line.trim_start_matches('#').trim() == name) {
+            let quoted_after = rest[end..].strip_prefix(", \"").and_then(|text| text.split_once('"'));
+            let quoted_before = text[..at].strip_suffix("\" in ").and_then(|text| text.rsplit_once('"'));
+            let headings =
+                quoted_after.map(|(name, _)| name).into_iter().chain(quoted_before.map(|(_, name)| name));
+            for name in headings {
+                let is_heading =
+                    |line: &str| line.starts_with('#') && line.trim_start_matches('#').trim() == name;
+                if !tree.text(path).lines().any(is_heading) {
                     problems.push(format!("{place} (no heading {name:?})"));
                 }
             }
         }
     }
-    assert!(seen > 10, "only {seen} mentions of documents were found in the source: is this test reading it?");
+    assert!(
+        seen > 10,
+        "only {seen} mentions of documents were found in the source: is this test reading it?"
+    );
     report(problems);
 }
 
