@@ -1,4 +1,4 @@
-//! One service and its handlers, with PostgreSQL's outbox between them, or Kafka.
+//! One service and its handlers, connected by PostgreSQL's outbox or by Kafka.
 //!
 //! ```sh
 //! export DATABASE_URL=postgres://app@localhost/shop KAFKA=localhost:9092
@@ -6,9 +6,9 @@
 //! cargo run -p airtight --features kafka --example event_bus -- kafka
 //! ```
 //!
-//! `Orders` publishes through an `EventBus`, `handlers` are a sink for any source: neither changes. What changes is
-//! the promise. Of three orders one is rolled back. With the outbox its event never existed; straight to Kafka it is
-//! out all the same, and is handled.
+//! `Orders` publishes through an `EventBus`, and `handlers` are a sink for any source: neither changes. Only the promise
+//! changes. One of three orders is rolled back. With the outbox its event never existed. With Kafka alone its event is
+//! published and handled nevertheless.
 
 use std::{env, error::Error, sync::Arc};
 
@@ -27,7 +27,7 @@ struct OrderPlaced {
     total: i64,
 }
 
-/// The domain: it knows its tables, and a bus.
+/// The domain, which knows its tables and a bus.
 struct Orders {
     bus: Arc<dyn EventBus<PgConnection>>,
 }
@@ -44,7 +44,7 @@ impl Orders {
     }
 }
 
-/// Each event has its effect once, however often it comes: the inbox's entry is in the handler's transaction.
+/// Each event has its effect once, however often it is delivered: the handler's transaction contains the inbox's row.
 fn handlers(outbox: &PgOutbox) -> PgHandlers {
     PgHandlers::new(outbox, "billing").on(
         "OrderPlaced",
@@ -58,7 +58,7 @@ fn handlers(outbox: &PgOutbox) -> PgHandlers {
     )
 }
 
-/// What is between them.
+/// What connects the service and its handlers.
 async fn wiring(
     word: &str,
     outbox: &PgOutbox,
@@ -98,7 +98,7 @@ pub async fn run(word: &str, database: &str, brokers: &str) -> Result<i64, Box<d
     }
 
     let relay = Relay::from_parts(source, Arc::new(handlers(&outbox)));
-    // `run` goes on until the token is cancelled; `drain` also ends at an empty backlog.
+    // `run` continues until the token is cancelled; `drain` also ends when nothing is left to deliver.
     let summary = relay.drain(CancellationToken::new()).await?;
     let grown = revenue(&outbox).await? - before;
     println!("{} delivered, revenue has grown by {grown}", summary.delivered);

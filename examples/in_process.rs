@@ -4,8 +4,8 @@
 //! cargo run -p airtight --example in_process
 //! ```
 //!
-//! Delivery is at least once, so the handler notes the id of each event in the transaction of its own effect: a
-//! repeat then changes nothing.
+//! Delivery is at least once, so the handler records the id of each event in the transaction of its own effect. Then a
+//! duplicate changes nothing.
 
 use std::error::Error;
 
@@ -46,14 +46,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let pool = revenue.clone();
         async move {
             println!("order {}: {}", context.event.aggregate_id, order.total);
-            // An error of the database may pass; the relay tries again.
+            // A database error may be temporary; the relay tries again.
             count(&pool, &context.event.id, order.total)
                 .await
                 .map_err(|error| airtight::Error::retryable("revenue", error.to_string()))
         }
     });
     let relay = Relay::new(outbox.queue(QueueOptions::default()), handlers);
-    // `run` goes on until the token is cancelled; `drain` also ends at an empty backlog.
+    // `run` continues until the token is cancelled; `drain` also ends when nothing is left to deliver.
     let summary = relay.drain(CancellationToken::new()).await?;
 
     let total: i64 = sqlx::query_scalar("SELECT total FROM revenue").fetch_one(pool).await?;
@@ -81,7 +81,7 @@ async fn place_order(outbox: &SqliteOutbox, id: i64, total: i64, commit: bool) -
     Ok(())
 }
 
-/// The handler's effect: once for each event, however often that comes.
+/// The handler's effect: once for each event, however often the event is delivered.
 async fn count(pool: &SqlitePool, event_id: &str, total: i64) -> sqlx::Result<()> {
     let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
     let new = sqlx::query("INSERT INTO seen (event_id) VALUES (?) ON CONFLICT DO NOTHING")

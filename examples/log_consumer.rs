@@ -4,9 +4,8 @@
 //! cargo run -p airtight --example log_consumer
 //! ```
 //!
-//! `mail` hands events to a plain handler: at least once. `billing` writes to the same file, so the handler's
-//! writes, the inbox's entry and the offset are one transaction: each event counts exactly once, also when it is
-//! replayed.
+//! `mail` hands events to a plain handler: at least once. `billing` writes to the same file, so one transaction contains
+//! the handler's writes, the inbox's row and the offset: each event counts exactly once, even when it is replayed.
 
 use std::error::Error;
 
@@ -42,13 +41,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!((mail(&outbox).await?, billing(&outbox).await?), (2, 2));
     assert_eq!(revenue(&outbox).await?, 1_500);
 
-    // Each goes on where it was left.
+    // Each consumer continues from its offset.
     place_order(&outbox, 3, 500).await?;
     assert_eq!(mail(&outbox).await?, 1);
-    // How far `billing` is behind, cheaply: a backfill would wait while this is large.
+    // How far `billing` is behind. This is cheap, so a backfill can wait while the number is large.
     assert_eq!(outbox.lag("billing").await?, 1);
 
-    // From the start again: all three come, and only the third is new to the inbox.
+    // Replay from the start: all three events are delivered, and only the third is new to the inbox.
     let seek = outbox.seek("billing", SeekTo::Earliest, SeekOptions::default()).await?;
     println!("billing goes back to seq {}: {} events come again", seek.to, seek.again);
     assert_eq!(billing(&outbox).await?, 3);
@@ -78,11 +77,11 @@ async fn mail(outbox: &SqliteOutbox) -> airtight::Result<u64> {
         println!("mail: order {} over {}", context.event.aggregate_id, order.total);
     });
     let relay = Relay::new(outbox.log(LogOptions::consumer("mail")), handlers);
-    // `run` goes on until the token is cancelled; `drain` also ends at the end of the log.
+    // `run` continues until the token is cancelled; `drain` also ends at the end of the log.
     Ok(relay.drain(CancellationToken::new()).await?.delivered)
 }
 
-/// The same as `billing`, with effects in the file itself.
+/// Follows the log as `billing`, with effects in the same file.
 async fn billing(outbox: &SqliteOutbox) -> airtight::Result<u64> {
     let log = outbox.log(LogOptions::consumer("billing"));
     let handlers = SqliteHandlers::new(outbox, "billing")

@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let outbox = PgOutbox::connect(&env::var("DATABASE_URL")?, PgOptions::default()).await?;
     outbox.migrate().await?;
 
-    // An application with a pool of its own makes the outbox from that: `PgOutbox::with_pool`.
+    // An application that has a pool uses `PgOutbox::with_pool`.
     let mut tx = outbox.pool().begin().await?;
     let event = NewEvent::new("shop.orders", "OrderPlaced", "Order", "42")
         .json(&serde_json::json!({ "total": 1_200 }))?;

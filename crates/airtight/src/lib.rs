@@ -40,6 +40,8 @@ pub use airtight_webhook as webhook;
 mod documents {
     #[doc = include_str!("../../../README.md")]
     struct Readme;
+    #[doc = include_str!("../../../docs/getting-started.md")]
+    struct GettingStarted;
     #[doc = include_str!("../../../CONTRIBUTING.md")]
     struct Contributing;
     #[doc = include_str!("../../../docs/semantics.md")]

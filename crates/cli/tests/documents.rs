@@ -1,7 +1,8 @@
-//! What the documents mention exists: files, links, headings, tests, commands and their options.
+//! Everything that the documents mention exists: files, links, headings, tests, commands, options, variables.
 //!
-//! A guarantee names its test and a runbook names its command; both rot in silence unless something reads them. This reads
-//! every Markdown file in the repository, and asks the binary itself which commands and options it has.
+//! A guarantee names its test and a runbook names its command. Nobody notices when such a name goes stale, so these tests
+//! read every Markdown file of the repository, and ask the binary itself which commands and options it has.
+//! `scripts/check-docs` runs them on their own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,6 +52,16 @@ impl Tree {
             path: file.clone(),
             text: fs::read_to_string(self.root.join(file)).expect("a readable document"),
         })
+    }
+
+    /// Every file that ends in one of these, with its text.
+    fn texts(&self, endings: &[&str]) -> Vec<(&str, String)> {
+        let wanted = |file: &&String| endings.iter().any(|ending| file.ends_with(ending));
+        self.files.iter().filter(wanted).map(|file| (file.as_str(), self.text(file))).collect()
+    }
+
+    fn text(&self, file: &str) -> String {
+        fs::read_to_string(self.root.join(file)).unwrap_or_default()
     }
 
     fn has(&self, path: &str) -> bool {
@@ -187,27 +198,115 @@ fn paths_and_tests_exist() {
             }
             let place = format!("{}:{line}: {code}", document.path);
             let below_top = TOP.iter().any(|top| path.starts_with(top));
-            let source = path.ends_with(".rs") || path.ends_with(".sql");
-            if below_top && !path.starts_with("target/") {
-                if !tree.has(path) {
-                    problems.push(place);
-                    continue;
-                }
-            } else if source {
-                let ending = format!("/{path}");
-                if !tree.files.iter().any(|file| file == path || file.ends_with(&ending)) {
-                    problems.push(place);
-                    continue;
-                }
+            let source = [".rs", ".sql", ".md"].iter().any(|ending| path.ends_with(ending));
+            // A path may leave out the folders that it is clear without.
+            let ending = format!("/{path}");
+            let meant: Vec<&String> =
+                tree.files.iter().filter(|file| *file == path || file.ends_with(&ending)).collect();
+            if below_top && !path.starts_with("target/") && !tree.has(path) || source && meant.is_empty() {
+                problems.push(place);
+                continue;
             }
-            let Some(test) = test.filter(|_| below_top && path.ends_with(".rs")) else { continue };
-            let text = fs::read_to_string(tree.root.join(path)).expect("a readable file");
+            let Some(test) = test.filter(|_| path.ends_with(".rs")) else { continue };
             let name = test.rsplit("::").next().unwrap_or(test);
-            if !text.contains(&format!("fn {name}(")) && !text.contains(&format!("fn {name}<")) {
+            if !meant.iter().any(|file| has_function(&tree.text(file), name)) {
                 problems.push(format!("{place} (no such function)"));
             }
         }
     }
+    report(problems);
+}
+
+fn has_function(text: &str, name: &str) -> bool {
+    text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<"))
+}
+
+/// In a table's column "test" or "shown by", a bare name is the name of a test.
+#[test]
+fn bare_names_of_tests_exist() {
+    let tree = Tree::read();
+    let sources = tree.texts(&[".rs"]);
+    let mut problems = Vec::new();
+    for document in tree.documents() {
+        let mut column = None;
+        for (line, text) in document.prose() {
+            let cells: Vec<&str> = text.trim().trim_matches('|').split(" | ").map(str::trim).collect();
+            if !text.starts_with('|') {
+                column = None;
+            } else if column.is_none() {
+                column = cells.iter().position(|cell| ["test", "tests", "shown by"].contains(cell));
+            }
+            let Some(cell) = column.and_then(|column| cells.get(column)) else { continue };
+            for name in cell.split('`').skip(1).step_by(2) {
+                let is_name = name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
+                if is_name && !sources.iter().any(|(_, text)| has_function(text, name)) {
+                    problems.push(format!("{}:{line}: {name} (no such test)", document.path));
+                }
+            }
+        }
+    }
+    report(problems);
+}
+
+#[test]
+fn environment_variables_exist() {
+    let tree = Tree::read();
+    let code: Vec<String> =
+        tree.files.iter().filter(|file| !file.ends_with(".md")).map(|file| tree.text(file)).collect();
+    let mut problems = Vec::new();
+    for document in tree.documents() {
+        for (number, line) in document.text.lines().enumerate() {
+            let words = line.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+            for name in words.filter(|word| word.starts_with("AIRTIGHT_") && !word.ends_with('_')) {
+                if !code.iter().any(|text| text.contains(name)) {
+                    problems.push(format!("{}:{}: {name}", document.path, number + 1));
+                }
+            }
+        }
+    }
+    report(problems);
+}
+
+/// A message or comment that says `docs/cdc.md, "A lost slot"` or `"A lost slot" in docs/cdc.md` names a heading.
+#[test]
+fn headings_that_the_source_names_exist() {
+    let tree = Tree::read();
+    let mut problems = Vec::new();
+    let mut seen = 0;
+    for (file, text) in tree.texts(&[".rs", ".sql", ".toml", ".sh", ".yaml", ".yml"]) {
+        // A message or comment may go on in the next line, and a message's quotes are escaped.
+        let text = text.replace("\\\n", " ").replace("\\\"", "\"").replace("///", " ").replace("//", " ");
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for (at, _) in text.match_indices("docs/") {
+            let rest = &text[at..];
+            let Some(end) = rest.find(".md").map(|end| end + 3) else { continue };
+            let path = &rest[..end];
+            if path.contains(|letter: char| !(letter.is_ascii_alphanumeric() || "/-._".contains(letter))) {
+                continue;
+            }
+            seen += 1;
+            let place = format!("{file}: {path}");
+            if !tree.has(path) {
+                problems.push(place);
+                continue;
+            }
+            let quoted_after = rest[end..].strip_prefix(", \"").and_then(|text| text.split_once('"'));
+            let quoted_before = text[..at].strip_suffix("\" in ").and_then(|text| text.rsplit_once('"'));
+            let headings =
+                quoted_after.map(|(name, _)| name).into_iter().chain(quoted_before.map(|(_, name)| name));
+            for name in headings {
+                let is_heading =
+                    |line: &str| line.starts_with('#') && line.trim_start_matches('#').trim() == name;
+                if !tree.text(path).lines().any(is_heading) {
+                    problems.push(format!("{place} (no heading {name:?})"));
+                }
+            }
+        }
+    }
+    assert!(
+        seen > 10,
+        "only {seen} mentions of documents were found in the source: is this test reading it?"
+    );
     report(problems);
 }
 

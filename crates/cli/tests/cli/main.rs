@@ -15,7 +15,7 @@
 //! | `demo` | the demo and its audit |
 //! | `log` | a log and its consumers: follow, replay, dead letters, retention |
 //! | `cdc` | the WAL as the source: readers, dead letters, a lost slot, what `check` says |
-//! | `readme` | the commands of README, top to bottom |
+//! | `readme` | the commands of README and docs/getting-started.md, top to bottom |
 //! | `postgres` | what only a server can show: credentials, a server that is away |
 //! | `waiting` | what a relay waits for on a server, in plain words |
 

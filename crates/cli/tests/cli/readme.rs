@@ -1,10 +1,11 @@
-//! README's commands, typed top to bottom in an empty directory, as somebody does who is new here.
+//! The commands of README and docs/getting-started.md, run from top to bottom in an empty directory, as a new user would.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command, time::Duration};
 
 use airtight_testkit::{ledger, postgres::TestDb, wait::eventually};
 
 const README: &str = include_str!("../../../../README.md");
+const GETTING_STARTED: &str = include_str!("../../../../docs/getting-started.md");
 
 /// What stands in for the rest of the machine. `cargo run --release --` is the binary under test; what builds, tests or
 /// starts servers has tests of its own. `psql` is given the SQL that follows. A relay that would go on for ever drains.
@@ -14,7 +15,7 @@ cargo() {
     case "$1 $2" in
         "run --release") shift 3; airtight "$@" ;;
         "run -p" | "install --path") ;;
-        *) echo "README asks for something new: cargo $*" >&2; return 1 ;;
+        *) echo "the documents ask for something new: cargo $*" >&2; return 1 ;;
     esac
 }
 airtight() {
@@ -27,12 +28,12 @@ airtight() {
 }
 "#;
 
-/// The blocks of README in order: what the shell is given, and what `psql` is.
+/// The blocks of both pages in order: what the shell is given, and what `psql` is.
 fn script(database: &str, kafka: &str) -> String {
     let mut text = PRELUDE.to_owned();
     let mut language: Option<&str> = None;
     let mut asked = false;
-    for line in README.lines() {
+    for line in README.lines().chain(GETTING_STARTED.lines()) {
         if let Some(name) = line.strip_prefix("```") {
             if language == Some("sql") && asked {
                 text.push_str("SQL\n");
@@ -88,7 +89,7 @@ async fn the_commands_work_from_top_to_bottom() {
     write_executable(&dir.path().join("scripts/test"), "#!/bin/sh\n");
     let work = script(&db.url(), &kafka);
     for words in ["airtight consumers list", "--read cdc", "airtight.publish("] {
-        assert!(work.contains(words), "the blocks of README are no longer found: {words}");
+        assert!(work.contains(words), "the blocks of the documents are no longer found: {words}");
     }
     let mut shell = Command::new("bash");
     shell.args(["-c", &work]).current_dir(dir.path()).env("AIRTIGHT", env!("CARGO_BIN_EXE_airtight"));
@@ -105,7 +106,7 @@ async fn the_commands_work_from_top_to_bottom() {
     for line in
         ["billing            1          0       1    0", "mail               1          0       1    0"]
     {
-        assert!(printed.contains(line), "as README shows it: {line}\n{printed}");
+        assert!(printed.contains(line), "as getting-started.md shows it: {line}\n{printed}");
     }
     let table = fs::read_to_string(dir.path().join("psql.out")).unwrap();
     assert!(table.contains("| seq | is_new"), "{table}");
