@@ -9,7 +9,7 @@ use std::{borrow::Cow, fmt};
 
 use regex::{Captures, Regex};
 
-use crate::{Error, Event, Result};
+use crate::{Code, Error, Event, Result};
 
 /// The longest pattern and template, and the most that one may render to: nobody's topic is longer.
 const MAX_TEMPLATE: usize = 4_096;
@@ -102,7 +102,7 @@ impl Template {
     /// Reads one; a permanent error says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self> {
         let bad =
-            |what: String| Err(Error::permanent("bad_template", format!("the template `{text}` {what}")));
+            |what: String| Err(Error::permanent(Code::BAD_TEMPLATE, format!("the template `{text}` {what}")));
         if text.is_empty() || text.len() > MAX_TEMPLATE {
             return bad(format!("must have 1 to {MAX_TEMPLATE} bytes"));
         }
@@ -207,7 +207,7 @@ impl Template {
 
     fn missing(&self, name: &str) -> Error {
         Error::permanent(
-            "missing_field",
+            Code::MISSING_FIELD,
             format!("the event has no `{name}` (or an empty one), which the template `{self}` needs"),
         )
     }
@@ -338,13 +338,13 @@ impl RegexRoute {
         let compile = |pattern: &str| {
             Regex::new(pattern).map_err(|error| {
                 let why = error.to_string().lines().last().unwrap_or_default().to_owned();
-                Error::permanent("bad_regex", format!("the topic regex `{regex}` cannot be used: {why}"))
+                Error::permanent(Code::BAD_REGEX, format!("the topic regex `{regex}` cannot be used: {why}"))
             })
         };
         let first = compile(regex)?;
         let whole = compile(&format!(r"\A(?:{regex})\z"))?;
         let pieces = pieces(replacement, &first).map_err(|what| {
-            Error::permanent("bad_replacement", format!("the topic replacement `{replacement}` {what}"))
+            Error::permanent(Code::BAD_REPLACEMENT, format!("the topic replacement `{replacement}` {what}"))
         })?;
         Ok(Self { by: Template::parse(by)?, whole, first, replacement: replacement.to_owned(), pieces })
     }

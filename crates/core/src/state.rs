@@ -49,7 +49,7 @@
 
 use std::marker::PhantomData;
 
-use crate::{Error, Result};
+use crate::{Code, Error, Result};
 
 /// The states, as words: what a table's status column means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -231,7 +231,7 @@ impl AnyRow {
     pub fn check(id: &str, status: &str, attempts: i64, max_attempts: Option<i64>) -> Result<Self> {
         let count = |name: &str, value: i64| {
             u32::try_from(value).map_err(|_| {
-                Error::permanent("bad_row", format!("event {id}: {name} is {value}, which cannot be"))
+                Error::permanent(Code::BAD_ROW, format!("event {id}: {name} is {value}, which cannot be"))
             })
         };
         let attempts = count("attempts", attempts)?;
@@ -245,7 +245,7 @@ impl AnyRow {
             Some(State::Unknown) => Self::Unknown(row.into_state()),
             None => {
                 return Err(Error::permanent(
-                    "bad_status",
+                    Code::BAD_STATUS,
                     format!("event {id}: unknown status word `{status}`"),
                 ));
             }

@@ -28,7 +28,7 @@ pub use self::{
     headers::percent_encode,
 };
 use crate::{
-    Error, Event, Op, Payload, Result,
+    Code, Error, Event, Op, Payload, Result,
     envelope::{self, field},
 };
 
@@ -76,7 +76,10 @@ impl Format {
         Self::ALL.into_iter().find(|format| format.as_str() == word).ok_or_else(|| {
             let known: Vec<String> =
                 Self::ALL.iter().map(|format| format!("`{}`", format.as_str())).collect();
-            Error::permanent("bad_format", format!("unknown format `{word}`; there are {}", known.join(", ")))
+            Error::permanent(
+                Code::BAD_FORMAT,
+                format!("unknown format `{word}`; there are {}", known.join(", ")),
+            )
         })
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Policy;
 use crate::{
-    Class, Delivery, Error, Outcome, Verdict,
+    Class, Code, Delivery, Error, Outcome, Verdict,
     queue::SUSPECT_AFTER,
     state::{Failed, Row},
 };
@@ -68,7 +68,7 @@ pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<
     let limit = SUSPECT_AFTER + policy.crashes_alone;
     (delivery.lost_leases >= limit).then(|| {
         Error::permanent(
-            "lost_leases",
+            Code::LOST_LEASES,
             format!(
                 "relays vanished {} times while they held this event, the last {} times while it was alone: it may crash them",
                 delivery.lost_leases, policy.crashes_alone
@@ -105,29 +105,29 @@ mod tests {
     #[test]
     fn classes_become_verdicts() {
         let policy = Policy { max_attempts: 5, ..Policy::default() };
-        let retryable = || Outcome::Failed(Error::retryable("timeout", "too slow"));
+        let retryable = || Outcome::Failed(Error::retryable(Code::TIMEOUT, "too slow"));
         assert!(matches!(verdict(&delivery(4, None), retryable(), None, &policy), Verdict::Retry { .. }));
         assert!(matches!(verdict(&delivery(5, None), retryable(), None, &policy), Verdict::Dead { .. }));
         assert!(matches!(verdict(&delivery(5, Some(6)), retryable(), None, &policy), Verdict::Retry { .. }));
         assert!(matches!(verdict(&delivery(1, Some(1)), retryable(), None, &policy), Verdict::Dead { .. }));
-        let permanent = Outcome::Failed(Error::permanent("http_422", "no"));
+        let permanent = Outcome::Failed(Error::permanent(Code::http(422), "no"));
         assert!(matches!(verdict(&delivery(1, None), permanent, None, &policy), Verdict::Dead { .. }));
-        let away = Outcome::Failed(Error::unavailable("refused", "no one there"));
+        let away = Outcome::Failed(Error::unavailable(Code::REFUSED, "no one there"));
         assert!(matches!(verdict(&delivery(5, None), away, None, &policy), Verdict::Released));
-        let missing = || Outcome::Failed(Error::unavailable("no_topic", "missing").at("topic t"));
+        let missing = || Outcome::Failed(Error::unavailable(Code::NO_TOPIC, "missing").at("topic t"));
         let judged = verdict(&delivery(5, None), missing(), Some(Duration::from_secs(3)), &policy);
         let Verdict::Away { after, error } = judged else { panic!("{judged:?}") };
         assert_eq!(
             (after.as_secs(), error.code(), error.message()),
             (3, "away:no_topic", "topic t is away: missing")
         );
-        let unknown = Outcome::Unknown(Error::retryable("timeout", "order may exist"));
+        let unknown = Outcome::Unknown(Error::retryable(Code::TIMEOUT, "order may exist"));
         assert!(matches!(verdict(&delivery(1, None), unknown, None, &policy), Verdict::Unknown { .. }));
     }
 
     #[test]
     fn a_retry_waits_at_least_as_long_as_the_sink_asked() {
-        let error = Error::retryable("http_429", "slow down").with_retry_after(Duration::from_secs(77));
+        let error = Error::retryable(Code::http(429), "slow down").with_retry_after(Duration::from_secs(77));
         let judged = verdict(&delivery(1, None), Outcome::Failed(error), None, &Policy::default());
         assert!(matches!(judged, Verdict::Retry { after, .. } if after == Duration::from_secs(77)));
     }

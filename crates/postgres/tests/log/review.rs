@@ -9,7 +9,7 @@ use std::{
 };
 
 use airtight_core::{
-    CancellationToken, Error, Limits, Order, Outcome, Relay, Sink, Source, Verdict,
+    CancellationToken, Code, Error, Limits, Order, Outcome, Relay, Sink, Source, Verdict,
     admin::Admin,
     log::{LogAdmin, LogOptions, ParkedFilter, Retention, SeekOptions, SeekTo},
     table::{Shape, TableSpec},
@@ -250,8 +250,8 @@ async fn partitions_are_made_again_while_events_fall_into_the_net() {
 async fn keys_that_are_blocked_hold_up_no_others() {
     let Some(f) = Fixture::create("blocked").await else { return };
     let soon = Duration::from_millis(1);
-    let retry = |after| Verdict::Retry { after, error: Error::retryable("r", "again") };
-    let dead = Verdict::Dead { error: Error::permanent("d", "no") };
+    let retry = |after| Verdict::Retry { after, error: Error::retryable(Code::custom("r"), "again") };
+    let dead = Verdict::Dead { error: Error::permanent(Code::custom("d"), "no") };
     for n in 0..4 {
         f.publish(&format!("blocked{}", n / 2), n).await;
     }
@@ -295,14 +295,14 @@ async fn nothing_of_a_key_passes_an_earlier_event_that_waits() {
     let Some(f) = Fixture::create("passes").await else { return };
     let retry = |seconds| Verdict::Retry {
         after: Duration::from_millis(seconds),
-        error: Error::retryable("r", "again"),
+        error: Error::retryable(Code::custom("r"), "again"),
     };
     for n in 1..=3 {
         f.publish("k", n).await;
     }
     let reader = f.reader("c").await;
     let batch = reader.look().await;
-    reader.settle(&batch[..1], &Verdict::Dead { error: Error::permanent("d", "no") }).await;
+    reader.settle(&batch[..1], &Verdict::Dead { error: Error::permanent(Code::custom("d"), "no") }).await;
     reader.settle(&batch[1..2], &retry(1_500)).await;
     reader.settle(&batch[2..3], &Verdict::Released).await;
     assert_eq!(f.outbox.retry_parked(&ParkedFilter::default()).await.unwrap(), 1);
@@ -437,7 +437,9 @@ async fn the_relay_log_is_followed_as_its_document_says() {
     relay_log_publish(&f, 7, "now()").await;
     let batch = reader.look().await;
     let after = Duration::from_millis(1);
-    reader.settle(&batch, &Verdict::Retry { after, error: Error::retryable("r", "again") }).await;
+    reader
+        .settle(&batch, &Verdict::Retry { after, error: Error::retryable(Code::custom("r"), "again") })
+        .await;
     assert_eq!(f.number(offset).await, 7);
     assert_eq!(reader.seqs(1).await, [7]);
     reader.close().await;

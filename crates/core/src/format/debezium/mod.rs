@@ -43,7 +43,7 @@ use self::{
     expand::Expanded,
     schema::{Kind, Schema, Value},
 };
-use crate::{Error, Event, Payload, Result, route::RegexRoute, settings::bad};
+use crate::{Code, Error, Event, Payload, Result, route::RegexRoute, settings::bad};
 
 /// A message for Kafka.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,7 +155,7 @@ impl DebeziumEncoder {
             };
         }
         if partition.is_some_and(|partition| partition < 0) {
-            return Err(Error::permanent("debezium_partition", "the event's partition is below 0"));
+            return Err(Error::permanent(Code::DEBEZIUM_PARTITION, "the event's partition is below 0"));
         }
         Ok(Address { by, key: convert(self.converters.key, Some(&schema), &key)?, partition })
     }
@@ -250,7 +250,7 @@ impl DebeziumEncoder {
             Value::Text(text) => Ok(String::from_utf8_lossy(&text).into_owned().into()),
             Value::Null => {
                 let message = format!("the event has nothing in `{name}`, so that it has no topic");
-                Err(Error::permanent("debezium_topic", message))
+                Err(Error::permanent(Code::DEBEZIUM_TOPIC, message))
             }
             _ => Err(wrong_type(name, &schema, "STRING")),
         }
@@ -313,7 +313,7 @@ impl DebeziumEncoder {
         };
         if millis < 0 {
             let message = format!("the event's time in `{name}` is before 1970, which Kafka cannot have");
-            return Err(Error::permanent("debezium_timestamp", message));
+            return Err(Error::permanent(Code::DEBEZIUM_TIMESTAMP, message));
         }
         Ok(Some(millis))
     }
@@ -436,7 +436,7 @@ fn convert(converter: Converter, schema: Option<&Schema>, value: &Value) -> Resu
             }
             if schemas && is_partial(of) {
                 return Err(Error::permanent(
-                    "debezium_type",
+                    Code::DEBEZIUM_TYPE,
                     "a column of the event has a type of the database's own, such as an enum, whose schema \
                      airtight does not know: write it without schemas, or leave it out",
                 ));
@@ -473,7 +473,7 @@ fn is_partial(schema: &Schema) -> bool {
 fn missing(name: &str) -> Error {
     let message =
         format!("the event's table has no column `{name}`, which an option of Debezium's router names");
-    Error::permanent("debezium_column", message)
+    Error::permanent(Code::DEBEZIUM_COLUMN, message)
 }
 
 fn wrong_type(name: &str, schema: &Schema, wanted: &str) -> Error {
@@ -481,20 +481,20 @@ fn wrong_type(name: &str, schema: &Schema, wanted: &str) -> Error {
         "the column `{name}` is of type {}, and Debezium's router wants {wanted}",
         schema.kind_name()
     );
-    Error::permanent("debezium_type", message)
+    Error::permanent(Code::DEBEZIUM_TYPE, message)
 }
 
 fn no_bytes(converter: &str, schema: Option<&Schema>) -> Error {
     let kind = schema.map_or("STRING", Schema::kind_name);
     Error::permanent(
-        "debezium_converter",
+        Code::DEBEZIUM_CONVERTER,
         format!("the {converter} writes bytes, and this is of type {kind}"),
     )
 }
 
 fn not_expanded() -> Error {
     Error::permanent(
-        "debezium_expand",
+        Code::DEBEZIUM_EXPAND,
         "the payload is JSON that `table.expand.json.payload` finds a schema for and cannot fill it: an array instead \
          of an object, members of an array that differ, or a number of more than 64 bits",
     )

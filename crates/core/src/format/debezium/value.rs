@@ -7,7 +7,7 @@ use super::{
     schema::{Decimal, Kind, Schema, Value},
     temporal,
 };
-use crate::{Error, Result, SourceColumn};
+use crate::{Code, Error, Result, SourceColumn};
 
 /// Types of a database's own have larger numbers.
 const FIRST_OWN: u32 = 16_384;
@@ -116,7 +116,7 @@ pub(super) fn schema(column: &SourceColumn) -> Result<Schema> {
             "the column `{}` has the type with the number {}, which airtight does not write as Debezium does",
             column.name, column.type_oid
         );
-        Error::permanent("debezium_type", message)
+        Error::permanent(Code::DEBEZIUM_TYPE, message)
     })?;
     if !is_array {
         return Ok(plain_schema(plain, column.type_modifier, column.nullable));
@@ -221,7 +221,7 @@ pub(super) fn value(column: &SourceColumn, text: Option<&Bytes>) -> Result<Value
             column.name,
             shown.escape_debug()
         );
-        Error::permanent("debezium_value", message)
+        Error::permanent(Code::DEBEZIUM_VALUE, message)
     })
 }
 
