@@ -47,9 +47,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         async move {
             println!("order {}: {}", context.event.aggregate_id, order.total);
             // A database error may be temporary; the relay tries again.
-            count(&pool, &context.event.id, order.total)
-                .await
-                .map_err(|error| airtight::Error::retryable("revenue", error.to_string()))
+            count(&pool, &context.event.id, order.total).await.map_err(|error| {
+                airtight::Error::retryable(airtight::Code::custom("revenue"), error.to_string())
+            })
         }
     });
     let relay = Relay::new(outbox.queue(QueueOptions::default()), handlers);

@@ -88,9 +88,9 @@ async fn billing(outbox: &SqliteOutbox) -> airtight::Result<u64> {
         .on::<OrderPlaced, _>("OrderPlaced", |order, _context, conn: &mut SqliteConnection| {
             Box::pin(async move {
                 println!("billing: {}", order.total);
-                add(conn, order.total)
-                    .await
-                    .map_err(|error| airtight::Error::retryable("revenue", error.to_string()))
+                add(conn, order.total).await.map_err(|error| {
+                    airtight::Error::retryable(airtight::Code::custom("revenue"), error.to_string())
+                })
             })
         })
         .with_log(&log);

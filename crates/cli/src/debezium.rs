@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use airtight::{
-    Error, Policy,
+    Code, Error, Policy,
     debezium::{Converters, FORMAT, Place, connector::ConnectorConfig},
     kafka::KafkaConfig,
     log::LogOptions,
@@ -182,7 +182,7 @@ fn sink(
 /// The meaning of the table's columns, by the router's options and the types that the database has.
 pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<TableSpec, Error> {
     let failed = |error: sqlx::Error| {
-        Error::retryable("unreachable", format!("reading the outbox's columns: {error}"))
+        Error::retryable(Code::UNREACHABLE, format!("reading the outbox's columns: {error}"))
     };
     let mut conn = PgConnection::connect(url).await.map_err(failed)?;
     let columns: Vec<(String, String)> = sqlx::query_as(
@@ -201,9 +201,10 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
     let table = format!("{}.{}", connector.schema, connector.table);
     if columns.is_empty() {
         return Err(Error::permanent(
-            "no_table",
+            Code::NO_TABLE,
             format!("there is no table {table} (`table.include.list`)"),
-        ));
+        )
+        .with_remedy("create it, or correct `table.include.list`"));
     }
     let type_of =
         |name: &str| columns.iter().find(|(column, _)| column == name).map(|(_, kind)| kind.as_str());
@@ -221,7 +222,7 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
     needed.extend(optional.into_iter().filter_map(|(option, column)| Some((option, column.as_ref()?))));
     let placed = router.additional.iter().filter(|of| router.error_on_missing || of.place == Place::Envelope);
     needed.extend(placed.map(|of| ("table.fields.additional.placement", &of.column)));
-    let bad = |message: String| Err(Error::permanent("bad_column", message));
+    let bad = |message: String| Err(Error::permanent(Code::BAD_COLUMN, message));
     // Debezium's task ends over the first row that lacks one; here all rows would be dead.
     for (option, column) in needed {
         if type_of(column).is_none() {

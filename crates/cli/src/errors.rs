@@ -6,6 +6,8 @@ use std::{
     process::ExitCode,
 };
 
+use airtight::Code;
+
 /// Why a command did not succeed.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -66,9 +68,9 @@ fn one_line(message: &str) -> String {
 
 /// What the error says and, where this program has a remedy, what to do.
 pub(crate) fn advice(error: &airtight::Error) -> String {
-    match error.code() {
-        "not_migrated" if !error.message().contains("airtight migrate") => {
-            format!("{error}; create the tables with `airtight migrate`")
+    match error.remedy() {
+        None if error.is(&Code::NO_TABLE) => {
+            format!("{error}. Fix: create the tables with `airtight migrate`")
         }
         _ => error.to_string(),
     }

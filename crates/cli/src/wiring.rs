@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use airtight::{
-    Capabilities, Error, Sink, Source,
+    Capabilities, Code, Error, Sink, Source,
     admin::{Admin, Finding},
     debezium::{FORMAT as DEBEZIUM, connector::ConnectorConfig},
     format::Formats,
@@ -118,7 +118,7 @@ impl Target {
         {
             // Opening would create an empty file and then complain about its tables.
             return Err(Error::permanent(
-                "no_file",
+                Code::NO_FILE,
                 format!(
                     "there is no file {}; check the path, or create it with `airtight migrate --url sqlite:{}`",
                     path.display(),
@@ -213,7 +213,7 @@ async fn reach(url: &str, shown: &DatabaseUrl) -> Result<(), Error> {
         Ok(_) => return Ok(()),
         Err(_) => format!("no answer within {} s", REACH.as_secs()),
     };
-    Err(Error::retryable("unreachable", format!("cannot reach {shown}: {problem}")))
+    Err(Error::retryable(Code::UNREACHABLE, format!("cannot reach {shown}: {problem}")))
 }
 
 fn parse_url(text: &str, from: &str) -> Outcome<DatabaseUrl> {
@@ -242,7 +242,7 @@ fn refuse_for_sqlite(database: &Database) -> Outcome {
 /// A way into SQLite for those who need its own connections: the demo.
 pub(crate) async fn open_sqlite(path: &Path) -> Result<SqliteOutbox, Error> {
     let path = path.to_str().ok_or_else(|| {
-        Error::permanent("bad_path", format!("the path {} is not valid UTF-8", path.display()))
+        Error::permanent(Code::BAD_PATH, format!("the path {} is not valid UTF-8", path.display()))
     })?;
     SqliteOutbox::open(path).await
 }
@@ -375,7 +375,7 @@ impl Store {
 
 /// Why there is no `cdc` on SQLite.
 pub(crate) fn no_wal() -> Error {
-    Error::permanent("no_wal", "SQLite has no WAL that could be followed: `cdc` is for PostgreSQL")
+    Error::permanent(Code::NO_WAL, "SQLite has no WAL that could be followed: `cdc` is for PostgreSQL")
 }
 
 /// With names for what the config leaves out. Slots are shared by all databases of a server, so the database's name

@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use crate::{Delivery, Error, Event, NewEvent, Outcome, Position, Published, Result, Sink};
+use crate::{Code, Delivery, Error, Event, NewEvent, Outcome, Position, Published, Result, Sink};
 
 /// Publishes events on behalf of a transaction.
 ///
@@ -84,7 +84,7 @@ impl<S: Sink, Tx: ?Sized + Send> EventBus<Tx> for NonAtomicBus<S> {
             }
             Some(Outcome::Failed(error) | Outcome::Unknown(error)) => Err(error),
             Some(Outcome::Skipped) | None => {
-                Err(Error::retryable("no_outcome", "the sink gave no outcome for this event"))
+                Err(Error::retryable(Code::NO_OUTCOME, "the sink gave no outcome for this event"))
             }
         }
     }
@@ -123,7 +123,7 @@ mod tests {
         }
 
         async fn deliver(&self, _: &[Delivery]) -> Vec<Outcome> {
-            vec![Outcome::Failed(Error::unavailable("away", "nobody there"))]
+            vec![Outcome::Failed(Error::unavailable(Code::custom("away"), "nobody there"))]
         }
     }
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use futures::{FutureExt, future::BoxFuture};
 use serde::de::DeserializeOwned;
 
-use crate::{Capabilities, Delivery, Error, Event, Outcome, Payload, Sink};
+use crate::{Capabilities, Code, Delivery, Error, Event, Outcome, Payload, Sink};
 
 type Handler = Arc<dyn Fn(Context) -> BoxFuture<'static, Outcome> + Send + Sync>;
 
@@ -36,7 +36,7 @@ pub enum OnTimeout {
 /// Handlers by event type.
 ///
 /// ```
-/// use airtight_core::{Dispatcher, Error, Outcome, dispatch::Context};
+/// use airtight_core::{Dispatcher, Code, Error, Outcome, dispatch::Context};
 ///
 /// #[derive(serde::Deserialize)]
 /// struct OrderPlaced { total: u64 }
@@ -44,13 +44,13 @@ pub enum OnTimeout {
 /// let dispatcher = Dispatcher::new()
 ///     .on("OrderPlaced", |order: OrderPlaced, ctx: Context| async move {
 ///         if order.total == 0 {
-///             return Err(Error::permanent("empty_order", "an order of nothing"));
+///             return Err(Error::permanent(Code::custom("empty_order"), "an order of nothing"));
 ///         }
 ///         println!("{} is {}", ctx.event.aggregate_id, order.total);
 ///         Ok(())
 ///     })
 ///     .on("PaymentSent", |_: serde_json::Value, _| async {
-///         Outcome::Unknown(Error::retryable("timeout", "the bank did not answer"))
+///         Outcome::Unknown(Error::retryable(Code::TIMEOUT, "the bank did not answer"))
 ///     });
 /// # let _ = dispatcher;
 /// ```
@@ -137,7 +137,7 @@ impl Dispatcher {
         let Some(handler) = self.handlers.get(&event.event_type).or(self.fallback.as_ref()) else {
             let known: Vec<&str> = self.handlers.keys().map(String::as_str).collect();
             return Outcome::Failed(Error::permanent(
-                "no_handler",
+                Code::NO_HANDLER,
                 format!("no handler for event type `{}`; there are: {}", event.event_type, known.join(", ")),
             ));
         };
@@ -146,7 +146,7 @@ impl Dispatcher {
             Ok(outcome) => outcome,
             Err(_) => {
                 let error = Error::retryable(
-                    "handler_timeout",
+                    Code::HANDLER_TIMEOUT,
                     format!("the handler took longer than {:?}", self.timeout),
                 );
                 match self.on_timeout {
@@ -182,7 +182,7 @@ pub fn decode<T: DeserializeOwned>(event: &Event) -> Result<T, Error> {
     };
     serde_json::from_slice(text).map_err(|error| {
         Error::permanent(
-            "bad_payload",
+            Code::BAD_PAYLOAD,
             format!("payload of {} is not what its handler expects: {error}", event.event_type),
         )
     })

@@ -3,7 +3,11 @@
 //! The backend that met the error knows best what it means, so it sets the [`Class`]; the engine turns the
 //! class into a verdict, and nobody parses messages.
 
-use std::{borrow::Cow, fmt, time::Duration};
+mod code;
+
+use std::{fmt, time::Duration};
+
+pub use code::{Code, KnownCode};
 
 /// The result of anything in airtight that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -32,15 +36,39 @@ impl Class {
     }
 }
 
-/// An error with its class, a short code for machines and a message for people.
+/// What an error is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope<'a> {
+    /// The event at hand: every error that is not [`Class::Unavailable`].
+    Event,
+    /// The whole sink: no event can be delivered. Where a source reports it, the whole source.
+    Sink,
+    /// One destination of the sink, named as [`crate::Sink::destinations`] names it. Events for others go on.
+    Destination(&'a str),
+}
+
+impl Scope<'_> {
+    /// The word for logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Event => "event",
+            Self::Sink => "sink",
+            Self::Destination(_) => "destination",
+        }
+    }
+}
+
+/// An error with its class, a short code for machines, a message for people and, where one is known, a remedy.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
 #[derive(Clone)]
 struct Inner {
     class: Class,
-    code: Cow<'static, str>,
+    code: Code,
     message: String,
+    remedy: Option<String>,
+    sqlstate: Option<String>,
     retry_after: Option<Duration>,
     destination: Option<String>,
     lasting: bool,
@@ -50,13 +78,14 @@ struct Inner {
 const AWAY: &str = "away:";
 
 impl Error {
-    /// An error of the given class. `code` is a short snake_case word; `message` says what is wrong and,
-    /// where known, what to do.
-    pub fn new(class: Class, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    /// An error of the given class. `message` says what is wrong; what to do goes into [`Error::with_remedy`].
+    pub fn new(class: Class, code: Code, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             class,
-            code: code.into(),
+            code,
             message: message.into(),
+            remedy: None,
+            sqlstate: None,
             retry_after: None,
             destination: None,
             lasting: false,
@@ -64,18 +93,46 @@ impl Error {
     }
 
     /// See [`Class::Retryable`].
-    pub fn retryable(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    pub fn retryable(code: Code, message: impl Into<String>) -> Self {
         Self::new(Class::Retryable, code, message)
     }
 
     /// See [`Class::Permanent`].
-    pub fn permanent(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    pub fn permanent(code: Code, message: impl Into<String>) -> Self {
         Self::new(Class::Permanent, code, message)
     }
 
     /// See [`Class::Unavailable`].
-    pub fn unavailable(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+    pub fn unavailable(code: Code, message: impl Into<String>) -> Self {
         Self::new(Class::Unavailable, code, message)
+    }
+
+    /// What to do about it: a command, a statement or an instruction that can be followed as it stands.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.0.remedy = Some(remedy.into());
+        self
+    }
+
+    /// The SQLSTATE that a database gave with the error.
+    #[must_use]
+    pub fn with_sqlstate(mut self, sqlstate: impl Into<String>) -> Self {
+        self.0.sqlstate = Some(sqlstate.into());
+        self
+    }
+
+    /// The same error in another class: who passes it on knows more about what it means.
+    #[must_use]
+    pub fn with_class(mut self, class: Class) -> Self {
+        self.0.class = class;
+        self
+    }
+
+    /// The same error with another message.
+    #[must_use]
+    pub fn map_message(mut self, map: impl FnOnce(&str) -> String) -> Self {
+        self.0.message = map(&self.0.message);
+        self
     }
 
     /// The other side asked not to be tried again before `after` (HTTP's `Retry-After`).
@@ -113,14 +170,43 @@ impl Error {
         self.0.class
     }
 
-    /// The short code, kept apart from the message in tables.
+    /// The code as text, as it is logged, and stored apart from the message in tables.
     pub fn code(&self) -> &str {
-        &self.0.code
+        self.0.code.as_str()
     }
 
-    /// The message for people.
+    /// Whether this is its code.
+    pub fn is(&self, code: &Code) -> bool {
+        self.0.code == *code
+    }
+
+    /// What is wrong, for people, without the remedy. [`Error`]'s `Display` has both.
     pub fn message(&self) -> &str {
         &self.0.message
+    }
+
+    /// What to do about it, where that is known.
+    pub fn remedy(&self) -> Option<&str> {
+        self.0.remedy.as_deref()
+    }
+
+    /// The SQLSTATE, where a database gave one.
+    pub fn sqlstate(&self) -> Option<&str> {
+        self.0.sqlstate.as_deref()
+    }
+
+    /// The HTTP status, where the answer of a web server is the error.
+    pub fn http_status(&self) -> Option<u16> {
+        self.0.code.http_status()
+    }
+
+    /// What it is about: one event, the whole sink, or one destination.
+    pub fn scope(&self) -> Scope<'_> {
+        match (self.0.class, &self.0.destination) {
+            (Class::Unavailable, Some(destination)) => Scope::Destination(destination),
+            (Class::Unavailable, None) => Scope::Sink,
+            _ => Scope::Event,
+        }
     }
 
     /// How long the other side asked to be left alone.
@@ -130,7 +216,10 @@ impl Error {
 
     /// The one destination that an *unavailable* error is about; none for the whole sink.
     pub fn destination(&self) -> Option<&str> {
-        self.0.destination.as_deref().filter(|_| self.0.class == Class::Unavailable)
+        match self.scope() {
+            Scope::Destination(destination) => Some(destination),
+            Scope::Event | Scope::Sink => None,
+        }
     }
 
     /// See [`Error::lasting`].
@@ -144,7 +233,7 @@ impl Error {
     pub(crate) fn waiting(&self) -> Self {
         let Some(destination) = self.destination() else { return self.clone() };
         let mut waiting = self.clone();
-        waiting.0.code = format!("{AWAY}{}", self.code()).into();
+        waiting.0.code = Code::custom(format!("{AWAY}{}", self.code()));
         waiting.0.message = format!("{destination} is away: {}", self.message());
         waiting
     }
@@ -163,14 +252,65 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        f.write_str(&self.0.message)?;
+        match &self.0.remedy {
+            Some(remedy) => write!(f, ". Fix: {remedy}"),
+            None => Ok(()),
+        }
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.0.code, self.0.class.as_str(), self.0.message)
+        write!(f, "{} ({}): {self}", self.0.code, self.0.class.as_str())
     }
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_pointer() {
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn the_remedy_is_apart_from_the_message_and_shown_behind_it() {
+        let error = Error::permanent(Code::NO_TABLE, "there is no table t").with_remedy("CREATE TABLE t ()");
+        let error = error.context("starting");
+        assert_eq!(
+            (error.message(), error.remedy()),
+            ("starting: there is no table t", Some("CREATE TABLE t ()"))
+        );
+        assert_eq!(error.to_string(), "starting: there is no table t. Fix: CREATE TABLE t ()");
+    }
+
+    #[test]
+    fn the_scope_follows_from_class_and_destination() {
+        let error = Error::unavailable(Code::NO_TOPIC, "missing");
+        assert_eq!(error.scope(), Scope::Sink);
+        let error = error.at("topic t");
+        assert_eq!((error.scope(), error.destination()), (Scope::Destination("topic t"), Some("topic t")));
+        // One event's failure is not its destination's.
+        let error = error.with_class(Class::Retryable);
+        assert_eq!((error.scope(), error.destination()), (Scope::Event, None));
+    }
+
+    #[test]
+    fn an_event_that_waits_keeps_the_remedy() {
+        let error = Error::unavailable(Code::NO_TOPIC, "missing").with_remedy("create it").at("topic t");
+        let waiting = error.waiting();
+        assert_eq!(waiting.code(), "away:no_topic");
+        assert_eq!(waiting.to_string(), "topic t is away: missing. Fix: create it");
+    }
+
+    #[test]
+    fn the_status_of_an_answer_is_in_its_code() {
+        let code = Code::http(404);
+        assert_eq!((code.as_str(), code.http_status()), ("http_404", Some(404)));
+        assert_eq!(Code::NO_TOPIC.http_status(), None);
+    }
+}

@@ -7,7 +7,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, Result};
+use crate::{Code, Error, Result};
 
 /// The largest payload that publishing accepts and a relay carries unless told otherwise.
 pub const MAX_PAYLOAD_BYTES: usize = 16 * 1024 * 1024;
@@ -39,9 +39,10 @@ impl Op {
         match word {
             "upsert" => Ok(Self::Upsert),
             "delete" => Ok(Self::Delete),
-            other => {
-                Err(Error::permanent("bad_op", format!("op must be `upsert` or `delete`, found `{other}`")))
-            }
+            other => Err(Error::permanent(
+                Code::BAD_OP,
+                format!("op must be `upsert` or `delete`, found `{other}`"),
+            )),
         }
     }
 }
@@ -238,7 +239,7 @@ impl NewEvent {
     /// The body, serialised once, here.
     pub fn json<T: Serialize + ?Sized>(mut self, body: &T) -> Result<Self> {
         let text = serde_json::to_vec(body)
-            .map_err(|error| Error::permanent("bad_payload", format!("payload is not JSON: {error}")))?;
+            .map_err(|error| Error::permanent(Code::BAD_PAYLOAD, format!("payload is not JSON: {error}")))?;
         self.payload = Payload::Json(text.into());
         Ok(self)
     }
@@ -319,7 +320,7 @@ impl NewEvent {
         }
         if self.payload.len() > MAX_PAYLOAD_BYTES {
             return Err(Error::permanent(
-                "payload_too_large",
+                Code::TOO_LARGE,
                 format!(
                     "payload has {} bytes, the limit is {MAX_PAYLOAD_BYTES}: store it elsewhere and publish a reference",
                     self.payload.len()
@@ -339,7 +340,7 @@ impl NewEvent {
 /// Refuses text that is not JSON, or that holds an escaped NUL, which not every database can store.
 pub fn check_json(text: &[u8]) -> Result<()> {
     serde_json::from_slice::<serde::de::IgnoredAny>(text)
-        .map_err(|error| Error::permanent("bad_payload", format!("payload is not JSON: {error}")))?;
+        .map_err(|error| Error::permanent(Code::BAD_PAYLOAD, format!("payload is not JSON: {error}")))?;
     if has_escaped_nul(text) {
         return Err(bad("payload", "holds a NUL character (\\u0000)"));
     }
@@ -366,7 +367,7 @@ fn no_nul(field: &str, value: &str) -> Result<()> {
 }
 
 fn bad(field: &str, what: &str) -> Error {
-    Error::permanent("bad_event", format!("{field} {what}"))
+    Error::permanent(Code::BAD_EVENT, format!("{field} {what}"))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::{Error, Event, Result};
+use crate::{Code, Error, Event, Result};
 
 /// How long an inbox remembers unless told otherwise.
 pub const KEEP: Duration = Duration::from_secs(30 * 24 * 3_600);
@@ -37,7 +37,7 @@ impl DedupeKey {
                     });
                 let version = version.ok_or_else(|| {
                     Error::permanent(
-                        "no_version",
+                        Code::NO_VERSION,
                         format!("the event has no header or column `{name}`, which the inbox goes by"),
                     )
                 })?;

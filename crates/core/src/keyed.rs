@@ -71,7 +71,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{Error, Position, event::sample_event};
+    use crate::{Code, Error, Position, event::sample_event};
 
     fn batch(keys: &str) -> Vec<Delivery> {
         let delivery = |(at, key): (usize, char)| Delivery {
@@ -103,7 +103,7 @@ mod tests {
             sent.lock().unwrap().push(at);
             tokio::task::yield_now().await;
             match at {
-                2 => Outcome::Failed(Error::permanent("no", "no")),
+                2 => Outcome::Failed(Error::permanent(Code::custom("no"), "no")),
                 _ => Outcome::Delivered,
             }
         })
@@ -118,7 +118,7 @@ mod tests {
     #[tokio::test]
     async fn a_destination_that_is_away_stops_its_key_and_nobody_else() {
         let outcomes = deliver_keyed(&batch("aabc"), 1, async |at| match at {
-            0 => Outcome::Failed(Error::unavailable("no_topic", "missing").at("topic t")),
+            0 => Outcome::Failed(Error::unavailable(Code::NO_TOPIC, "missing").at("topic t")),
             _ => Outcome::Delivered,
         })
         .await;
@@ -131,7 +131,7 @@ mod tests {
         let batch = batch("abcdef");
         let outcomes = deliver_keyed(&batch, 1, async |_| {
             *sent.lock().unwrap() += 1;
-            Outcome::Failed(Error::unavailable("away", "nobody there"))
+            Outcome::Failed(Error::unavailable(Code::custom("away"), "nobody there"))
         })
         .await;
         assert_eq!((words(&outcomes).as_str(), *sent.lock().unwrap()), ("fsssss", 1));

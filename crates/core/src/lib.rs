@@ -58,7 +58,7 @@ pub use async_trait::async_trait;
 pub use backoff::Backoff;
 pub use bus::{EventBus, NonAtomicBus};
 pub use dispatch::Dispatcher;
-pub use error::{Class, Error, Result};
+pub use error::{Class, Code, Error, KnownCode, Result, Scope};
 pub use event::{Event, NewEvent, Op, Payload, Published, SourceColumn, SourceRow};
 pub use format::Format;
 pub use relay::{Order, Policy, Relay};

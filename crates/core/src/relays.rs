@@ -15,9 +15,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Error, Relay, Result, Sink, Source,
+    Code, Error, Relay, Result, Sink, Source,
     relay::{Stats, Summary, panic_message},
-    sinks::READER_GONE,
 };
 
 /// What becomes of the others when one relay ends by itself.
@@ -120,7 +119,7 @@ impl Relays {
                 let ended = AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|panic| {
                     let what = panic_message(&*panic);
                     Err(Error::permanent(
-                        "panic",
+                        Code::PANIC,
                         format!("the relay panicked: {what}; this is a bug in airtight or in a source"),
                     ))
                 });
@@ -161,7 +160,7 @@ pub struct Ended {
 impl Ended {
     /// Whether it ended because something is wrong. Nobody reading standard output any more is an end, and no failure.
     pub fn is_failure(&self) -> bool {
-        self.error.as_ref().is_some_and(|error| error.code() != READER_GONE)
+        self.error.as_ref().is_some_and(|error| !error.is(&Code::READER_GONE))
     }
 }
 

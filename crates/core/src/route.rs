@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::{Error, Event, Result};
+use crate::{Code, Error, Event, Result};
 
 /// The longest pattern and template, and the most that one may render to: nobody's topic is longer.
 const MAX_TEMPLATE: usize = 4_096;
@@ -101,7 +101,7 @@ impl Template {
     /// Reads one; a permanent error says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self> {
         let bad =
-            |what: String| Err(Error::permanent("bad_template", format!("the template `{text}` {what}")));
+            |what: String| Err(Error::permanent(Code::BAD_TEMPLATE, format!("the template `{text}` {what}")));
         if text.is_empty() || text.len() > MAX_TEMPLATE {
             return bad(format!("must have 1 to {MAX_TEMPLATE} bytes"));
         }
@@ -206,7 +206,7 @@ impl Template {
 
     fn missing(&self, name: &str) -> Error {
         Error::permanent(
-            "missing_field",
+            Code::MISSING_FIELD,
             format!("the event has no `{name}` (or an empty one), which the template `{self}` needs"),
         )
     }

@@ -4,7 +4,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{Error, Result};
+use crate::{Code, Error, Result};
 
 /// An address in parts, percent-decoded: `scheme://user:password@hosts/path?key=value&key=value`.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -169,7 +169,7 @@ pub fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, text: &str, lea
 
 /// The permanent error of a setting that is wrong: its key and what is wrong with it.
 pub fn bad(key: &str, what: impl fmt::Display) -> Error {
-    Error::permanent("bad_config", format!("`{}` {what}", key.escape_debug()))
+    Error::permanent(Code::BAD_CONFIG, format!("`{}` {what}", key.escape_debug()))
 }
 
 /// The permanent error of a key that nobody knows.

@@ -6,7 +6,7 @@
 
 mod roles;
 
-use crate::{Error, Result, inbox::DedupeKey, state::State};
+use crate::{Code, Error, Result, inbox::DedupeKey, state::State};
 
 /// A table and the meaning of its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -485,13 +485,13 @@ impl TableSpec {
                 None => String::new(),
             };
             Error::permanent(
-                "no_time",
+                Code::NO_TIME,
                 format!(
-                    "{} has no column that says when an event was delivered, so nobody can tell which are old. \
-                     Mend it: map `finished_at` or `updated_at`{or}",
+                    "{} has no column that says when an event was delivered, so nobody can tell which are old",
                     self.display_name()
                 ),
             )
+            .with_remedy(format!("map `finished_at` or `updated_at`{or}"))
         })
     }
 
@@ -499,7 +499,7 @@ impl TableSpec {
     pub fn require_status(&self) -> Result<&StatusSpec> {
         self.status.as_ref().ok_or_else(|| {
             Error::permanent(
-                "no_status",
+                Code::NO_STATUS,
                 format!(
                     "{} has no status column, so it cannot be read as a queue: map one, or read it with `log` or `cdc`",
                     self.display_name()

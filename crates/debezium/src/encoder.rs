@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use airtight_core::{Error, Event, Payload, Result, settings::bad};
+use airtight_core::{Code, Error, Event, Payload, Result, settings::bad};
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -125,7 +125,7 @@ impl DebeziumEncoder {
             };
         }
         if partition.is_some_and(|partition| partition < 0) {
-            return Err(Error::permanent("debezium_partition", "the event's partition is below 0"));
+            return Err(Error::permanent(Code::DEBEZIUM_PARTITION, "the event's partition is below 0"));
         }
         Ok(Address { by, key: convert(self.converters.key, Some(&schema), &key)?, partition })
     }
@@ -220,7 +220,7 @@ impl DebeziumEncoder {
             Value::Text(text) => Ok(String::from_utf8_lossy(&text).into_owned().into()),
             Value::Null => {
                 let message = format!("the event has nothing in `{name}`, so that it has no topic");
-                Err(Error::permanent("debezium_topic", message))
+                Err(Error::permanent(Code::DEBEZIUM_TOPIC, message))
             }
             _ => Err(wrong_type(name, &schema, "STRING")),
         }
@@ -283,7 +283,7 @@ impl DebeziumEncoder {
         };
         if millis < 0 {
             let message = format!("the event's time in `{name}` is before 1970, which Kafka cannot have");
-            return Err(Error::permanent("debezium_timestamp", message));
+            return Err(Error::permanent(Code::DEBEZIUM_TIMESTAMP, message));
         }
         Ok(Some(millis))
     }
@@ -406,7 +406,7 @@ fn convert(converter: Converter, schema: Option<&Schema>, value: &Value) -> Resu
             }
             if schemas && is_partial(of) {
                 return Err(Error::permanent(
-                    "debezium_type",
+                    Code::DEBEZIUM_TYPE,
                     "a column of the event has a type of the database's own, such as an enum, whose schema \
                      airtight does not know: write it without schemas, or leave it out",
                 ));
@@ -443,7 +443,7 @@ fn is_partial(schema: &Schema) -> bool {
 fn missing(name: &str) -> Error {
     let message =
         format!("the event's table has no column `{name}`, which an option of Debezium's router names");
-    Error::permanent("debezium_column", message)
+    Error::permanent(Code::DEBEZIUM_COLUMN, message)
 }
 
 fn wrong_type(name: &str, schema: &Schema, wanted: &str) -> Error {
@@ -451,20 +451,20 @@ fn wrong_type(name: &str, schema: &Schema, wanted: &str) -> Error {
         "the column `{name}` is of type {}, and Debezium's router wants {wanted}",
         schema.kind_name()
     );
-    Error::permanent("debezium_type", message)
+    Error::permanent(Code::DEBEZIUM_TYPE, message)
 }
 
 fn no_bytes(converter: &str, schema: Option<&Schema>) -> Error {
     let kind = schema.map_or("STRING", Schema::kind_name);
     Error::permanent(
-        "debezium_converter",
+        Code::DEBEZIUM_CONVERTER,
         format!("the {converter} writes bytes, and this is of type {kind}"),
     )
 }
 
 fn not_expanded() -> Error {
     Error::permanent(
-        "debezium_expand",
+        Code::DEBEZIUM_EXPAND,
         "the payload is JSON that `table.expand.json.payload` finds a schema for and cannot fill it: an array instead \
          of an object, members of an array that differ, or a number of more than 64 bits",
     )

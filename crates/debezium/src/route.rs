@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use airtight_core::{Error, Event, Result, route::Template};
+use airtight_core::{Code, Error, Event, Result, route::Template};
 use regex::{Captures, Regex};
 
 /// `route.by.field`, `route.topic.regex` and `route.topic.replacement` of Debezium's outbox event router.
@@ -43,13 +43,13 @@ impl RegexRoute {
         let compile = |pattern: &str| {
             Regex::new(pattern).map_err(|error| {
                 let why = error.to_string().lines().last().unwrap_or_default().to_owned();
-                Error::permanent("bad_regex", format!("the topic regex `{regex}` cannot be used: {why}"))
+                Error::permanent(Code::BAD_REGEX, format!("the topic regex `{regex}` cannot be used: {why}"))
             })
         };
         let first = compile(regex)?;
         let whole = compile(&format!(r"\A(?:{regex})\z"))?;
         let pieces = pieces(replacement, &first).map_err(|what| {
-            Error::permanent("bad_replacement", format!("the topic replacement `{replacement}` {what}"))
+            Error::permanent(Code::BAD_REPLACEMENT, format!("the topic replacement `{replacement}` {what}"))
         })?;
         Ok(Self { by: Template::parse(by)?, whole, first, replacement: replacement.to_owned(), pieces })
     }

@@ -1,7 +1,7 @@
 //! From a column of PostgreSQL, as text, to what Debezium's connector makes of it with its default modes
 //! (`time.precision.mode=adaptive`, `decimal.handling.mode=precise`, `binary.handling.mode=bytes`).
 
-use airtight_core::{Error, Result, SourceColumn};
+use airtight_core::{Code, Error, Result, SourceColumn};
 use bytes::Bytes;
 
 use super::{
@@ -116,7 +116,7 @@ pub(super) fn schema(column: &SourceColumn) -> Result<Schema> {
             "the column `{}` has the type with the number {}, which airtight does not write as Debezium does",
             column.name, column.type_oid
         );
-        Error::permanent("debezium_type", message)
+        Error::permanent(Code::DEBEZIUM_TYPE, message)
     })?;
     if !is_array {
         return Ok(plain_schema(plain, column.type_modifier, column.nullable));
@@ -221,7 +221,7 @@ pub(super) fn value(column: &SourceColumn, text: Option<&Bytes>) -> Result<Value
             column.name,
             shown.escape_debug()
         );
-        Error::permanent("debezium_value", message)
+        Error::permanent(Code::DEBEZIUM_VALUE, message)
     })
 }
 

@@ -12,11 +12,11 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Class, Code, Error, Result};
 use rdkafka::{
     ClientContext,
     config::{FromClientConfigAndContext, RDKafkaLogLevel},
-    error::{KafkaError, RDKafkaErrorCode as Code},
+    error::{KafkaError, RDKafkaErrorCode as KafkaCode},
     message::{Message as _, ToBytes},
     metadata::MetadataBroker,
     producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer},
@@ -44,7 +44,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(crate) struct Report {
     /// The index that it was sent with.
     pub(crate) at: usize,
-    pub(crate) error: Option<Code>,
+    pub(crate) error: Option<KafkaCode>,
 }
 
 /// Where the reports on the messages of one call arrive.
@@ -88,7 +88,7 @@ pub(crate) struct Health {
 
 impl Health {
     fn note(&self, error: &KafkaError, reason: &str) {
-        if error.rdkafka_error_code() == Some(Code::AllBrokersDown) {
+        if error.rdkafka_error_code() == Some(KafkaCode::AllBrokersDown) {
             self.down.store(true, Ordering::Relaxed);
         }
         self.complaint.note(error, reason);
@@ -145,10 +145,10 @@ impl ProducerContext for Context {
                              deleted and made anew; sending it and those behind it again"
                         );
                     }
-                    Some(Code::OutOfOrderSequenceNumber)
+                    Some(KafkaCode::OutOfOrderSequenceNumber)
                 }
             },
-            Err((error, _)) => Some(error.rdkafka_error_code().unwrap_or(Code::Fail)),
+            Err((error, _)) => Some(error.rdkafka_error_code().unwrap_or(KafkaCode::Fail)),
         };
         lock(&ticket.reports.arrived).push(Report { at: ticket.at, error });
         ticket.reports.news.notify_one();
@@ -189,7 +189,7 @@ impl Producer {
         &self,
         record: BaseRecord<'_, K, [u8], ()>,
         (reports, lanes, at): (&Arc<Reports>, &Arc<TopicLanes>, usize),
-    ) -> std::result::Result<(), Code> {
+    ) -> std::result::Result<(), KafkaCode> {
         let ticket = Box::new(Ticket { reports: reports.clone(), lanes: lanes.clone(), at });
         let record = BaseRecord {
             topic: record.topic,
@@ -200,11 +200,11 @@ impl Producer {
             headers: record.headers,
             delivery_opaque: ticket,
         };
-        self.inner.send(record).map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(Code::Fail))
+        self.inner.send(record).map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(KafkaCode::Fail))
     }
 
     /// What has ended it, if that is nobody's fault: a missing right, an identity that the cluster does not give.
-    pub(crate) fn refused(&self) -> Option<(Code, String)> {
+    pub(crate) fn refused(&self) -> Option<(KafkaCode, String)> {
         self.inner.client().fatal_error().filter(|(code, _)| !errors::is_collateral(*code))
     }
 
@@ -320,8 +320,11 @@ impl Client {
     }
 
     /// What an error code on a message means.
-    pub(crate) fn fate(&self, topic: &str, code: Code) -> Fate {
-        if matches!(code, Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) {
+    pub(crate) fn fate(&self, topic: &str, code: KafkaCode) -> Fate {
+        if matches!(
+            code,
+            KafkaCode::UnknownTopicOrPartition | KafkaCode::UnknownTopic | KafkaCode::UnknownPartition
+        ) {
             self.topics.forget(topic);
         }
         errors::fate(self.brokers(), topic, code, self.config.create)
@@ -331,7 +334,7 @@ impl Client {
 /// The settings were good when the sink was made. What is wrong with them now, a file that is being replaced or a host
 /// without threads to spare, is no event's fault.
 pub(crate) fn later(error: Error) -> Error {
-    Error::unavailable(error.code().to_owned(), error.message())
+    error.with_class(Class::Unavailable)
 }
 
 /// A producer ends with waits of its own, which must not be on a runtime's thread: so here is who lets go of it last. Once
@@ -352,7 +355,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     tokio::task::spawn_blocking(call)
         .await
-        .unwrap_or_else(|_| Err(Error::retryable("shutdown", "the runtime is shutting down")))
+        .unwrap_or_else(|_| Err(Error::retryable(Code::STOPPING, "the runtime is shutting down")))
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdkafka::{
     config::RDKafkaLogLevel,
-    error::{KafkaError, RDKafkaErrorCode as Code},
+    error::{KafkaError, RDKafkaErrorCode as KafkaCode},
 };
 
 /// A line of its log. Whatever is wrong with a connection reaches the operator once, as an error of the caller's.
@@ -19,7 +19,7 @@ pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
 
 /// What was wrong last, as a code and in librdkafka's words.
 #[derive(Debug, Default)]
-pub(crate) struct Complaint(Mutex<Option<(Code, String)>>);
+pub(crate) struct Complaint(Mutex<Option<(KafkaCode, String)>>);
 
 impl Complaint {
     pub(crate) fn note(&self, error: &KafkaError, reason: &str) {
@@ -27,7 +27,7 @@ impl Complaint {
         let mut last = self.lock();
         // That all brokers are down says less than the complaint before it, which says why.
         if let Some(code) = error.rdkafka_error_code()
-            && (code != Code::AllBrokersDown || last.is_none())
+            && (code != KafkaCode::AllBrokersDown || last.is_none())
         {
             *last = Some((code, reason.to_owned()));
         }
@@ -37,11 +37,11 @@ impl Complaint {
         *self.lock() = None;
     }
 
-    pub(crate) fn last(&self) -> Option<(Code, String)> {
+    pub(crate) fn last(&self) -> Option<(KafkaCode, String)> {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(Code, String)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<(KafkaCode, String)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     settings::{Address, bad, boolean, duration},
 };
 use rdkafka::{ClientConfig, error::KafkaError};
@@ -256,9 +256,9 @@ pub(crate) fn refused(error: &KafkaError) -> Error {
             bad(key, why)
         }
         KafkaError::ClientCreation(why) => {
-            Error::permanent("bad_config", format!("Kafka's client cannot be set up: {why}"))
+            Error::permanent(Code::BAD_CONFIG, format!("Kafka's client cannot be set up: {why}"))
         }
-        other => Error::permanent("bad_config", format!("Kafka's client cannot be set up: {other}")),
+        other => Error::permanent(Code::BAD_CONFIG, format!("Kafka's client cannot be set up: {other}")),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, ops::Deref};
 
 use airtight_core::{
-    Error, Event, Format, Preview, Result,
+    Code, Error, Event, Format, Preview, Result,
     format::{Carrier, Encoder, Message},
     settings::bad,
 };
@@ -87,7 +87,7 @@ impl Encode {
         let wrong = literals.iter().flat_map(|text| text.chars()).find(|c| !is_allowed(*c));
         if let (Some(wrong), Some(topic)) = (wrong, &topic) {
             let message = format!("the topic `{topic}` holds {wrong:?}: {ALLOWED}");
-            return Err(Error::permanent("bad_topic", message));
+            return Err(Error::permanent(Code::BAD_NAME, message));
         }
         if let Some(topic) = topic.as_ref().and_then(Route::constant) {
             check_topic(topic)?;
@@ -171,7 +171,7 @@ impl Encode {
         let size = size + address.key.as_ref().map_or(0, |key| key.len()) + OVERHEAD;
         if size > self.max_bytes {
             return Err(Error::permanent(
-                "too_large",
+                Code::TOO_LARGE,
                 format!(
                     "the message has about {size} bytes, and `max_message_bytes` is {}: store the payload elsewhere and publish a reference, or raise the limit here and at the broker",
                     self.max_bytes
@@ -255,7 +255,7 @@ pub(crate) fn check_topic(topic: &str) -> Result<()> {
         None => return Ok(()),
     };
     let shown: String = topic.chars().take(80).collect();
-    Err(Error::permanent("bad_topic", format!("the topic `{}` {what}", shown.escape_debug())))
+    Err(Error::permanent(Code::BAD_NAME, format!("the topic `{}` {what}", shown.escape_debug())))
 }
 
 #[cfg(test)]
@@ -276,13 +276,13 @@ mod tests {
     #[test]
     fn names_that_kafka_refuses_are_refused_early() {
         for url in ["kafka://h:1/a b", "kafka://h:1/..", "kafka://h:1/x.{stream}/y", "kafka://h:1/grün"] {
-            assert_eq!(encode(url).unwrap_err().code(), "bad_topic", "{url}");
+            assert_eq!(encode(url).unwrap_err().code(), "bad_name", "{url}");
         }
         let encode = encode("kafka://h:1/ev.{aggregate_id}").unwrap();
         for key in ["a b", "a/b", "naïve", &"k".repeat(300)] {
             let event = sample_event(1, key);
             let error = topic(&encode, &event).unwrap_err();
-            assert_eq!((error.code(), error.class()), ("bad_topic", Class::Permanent), "{key}");
+            assert_eq!((error.code(), error.class()), ("bad_name", Class::Permanent), "{key}");
         }
         assert_eq!(topic(&encode, &sample_event(1, "a-1_b.c")).unwrap(), "ev.a-1_b.c");
     }

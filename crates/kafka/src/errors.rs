@@ -1,10 +1,7 @@
 //! What librdkafka's error codes mean, for one event and for all of them.
 
-use airtight_core::Error;
-use rdkafka::error::RDKafkaErrorCode as Code;
-
-/// The code of a message that is larger than somebody takes.
-pub(crate) const TOO_LARGE: &str = "too_large";
+use airtight_core::{Code, Error};
+use rdkafka::error::RDKafkaErrorCode as KafkaCode;
 
 /// What follows from the error on one message.
 #[derive(Debug, Clone)]
@@ -18,24 +15,25 @@ pub(crate) enum Fate {
 }
 
 /// The fate of a message to `topic` that failed with `code`.
-pub(crate) fn fate(brokers: &str, topic: &str, code: Code, create: bool) -> Fate {
+pub(crate) fn fate(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Fate {
     match code {
-        Code::MessageSizeTooLarge | Code::InvalidMessageSize => Fate::Suspect(Error::permanent(
-            TOO_LARGE,
+        KafkaCode::MessageSizeTooLarge | KafkaCode::InvalidMessageSize => Fate::Suspect(Error::permanent(
+            Code::TOO_LARGE,
             format!(
                 "Kafka refuses the message as too large for topic `{topic}`: store the payload elsewhere and publish a reference, or raise the topic's `max.message.bytes`"
             ),
         )),
-        Code::InvalidRecord | Code::InvalidTimestamp | Code::InvalidMessage | Code::BadMessage => {
-            Fate::Suspect(Error::permanent(
-                "refused",
-                format!("Kafka refuses the message for topic `{topic}` as invalid ({code})"),
-            ))
-        }
+        KafkaCode::InvalidRecord
+        | KafkaCode::InvalidTimestamp
+        | KafkaCode::InvalidMessage
+        | KafkaCode::BadMessage => Fate::Suspect(Error::permanent(
+            Code::REFUSED,
+            format!("Kafka refuses the message for topic `{topic}` as invalid ({code})"),
+        )),
         // Its name passed our own look, so it is a topic that Kafka keeps for itself.
-        Code::InvalidTopic => Fate::Suspect(self::topic(brokers, topic, code, create)),
-        Code::QueueFull => Fate::Away(Error::unavailable(
-            "queue_full",
+        KafkaCode::InvalidTopic => Fate::Suspect(self::topic(brokers, topic, code, create)),
+        KafkaCode::QueueFull => Fate::Away(Error::unavailable(
+            Code::QUEUE_FULL,
             "librdkafka's own queue has no room for what the relay has under way: raise \
              `queue.buffering.max.messages` and `queue.buffering.max.kbytes`, or remove them (Kafka itself was not asked)",
         )),
@@ -48,7 +46,7 @@ pub(crate) fn fate(brokers: &str, topic: &str, code: Code, create: bool) -> Fate
 /// A message that is larger than its topic takes, known before it is sent.
 pub(crate) fn over_limit(topic: &str, size: usize, limit: usize) -> Error {
     Error::permanent(
-        TOO_LARGE,
+        Code::TOO_LARGE,
         format!(
             "the message has more than {size} bytes, and topic `{topic}` takes {limit} (its `max.message.bytes`): store the payload elsewhere and publish a reference, or raise the topic's limit"
         ),
@@ -56,32 +54,32 @@ pub(crate) fn over_limit(topic: &str, size: usize, limit: usize) -> Error {
 }
 
 /// What befalls a message because of another one, or a producer because of a message.
-pub(crate) fn is_collateral(code: Code) -> bool {
+pub(crate) fn is_collateral(code: KafkaCode) -> bool {
     matches!(
         code,
-        Code::Fatal
-            | Code::GaplessGuarantee
-            | Code::PurgeInflight
-            | Code::PurgeQueue
-            | Code::OutOfOrderSequenceNumber
-            | Code::UnknownProducerId
-            | Code::InvalidProducerEpoch
-            | Code::Inconsistent
-            | Code::InvalidDifferentRecord
-            | Code::BrokerDestroy
+        KafkaCode::Fatal
+            | KafkaCode::GaplessGuarantee
+            | KafkaCode::PurgeInflight
+            | KafkaCode::PurgeQueue
+            | KafkaCode::OutOfOrderSequenceNumber
+            | KafkaCode::UnknownProducerId
+            | KafkaCode::InvalidProducerEpoch
+            | KafkaCode::Inconsistent
+            | KafkaCode::InvalidDifferentRecord
+            | KafkaCode::BrokerDestroy
     )
 }
 
-fn is_about_topic(code: Code) -> bool {
+fn is_about_topic(code: KafkaCode) -> bool {
     matches!(
         code,
-        Code::UnknownTopicOrPartition
-            | Code::UnknownTopic
-            | Code::UnknownPartition
-            | Code::LeaderNotAvailable
-            | Code::TopicAuthorizationFailed
-            | Code::NotEnoughReplicas
-            | Code::NotEnoughReplicasAfterAppend
+        KafkaCode::UnknownTopicOrPartition
+            | KafkaCode::UnknownTopic
+            | KafkaCode::UnknownPartition
+            | KafkaCode::LeaderNotAvailable
+            | KafkaCode::TopicAuthorizationFailed
+            | KafkaCode::NotEnoughReplicas
+            | KafkaCode::NotEnoughReplicasAfterAppend
     )
 }
 
@@ -91,39 +89,40 @@ pub(crate) fn destination(topic: &str) -> String {
 }
 
 /// What is wrong with a topic, for everybody who writes to it.
-pub(crate) fn topic(brokers: &str, topic: &str, code: Code, create: bool) -> Error {
+pub(crate) fn topic(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Error {
     about(brokers, topic, code, create).at(destination(topic))
 }
 
-fn about(brokers: &str, topic: &str, code: Code, create: bool) -> Error {
+fn about(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Error {
     match code {
-        Code::TopicAuthorizationFailed => Error::unavailable(
-            "rights",
+        KafkaCode::TopicAuthorizationFailed => Error::unavailable(
+            Code::NOT_PERMITTED,
             format!(
                 "Kafka at {brokers} does not let this user write to topic `{topic}`: grant Write and Describe on it"
             ),
         ),
-        Code::NotEnoughReplicas | Code::NotEnoughReplicasAfterAppend => Error::unavailable(
-            "too_few_replicas",
+        KafkaCode::NotEnoughReplicas | KafkaCode::NotEnoughReplicasAfterAppend => Error::unavailable(
+            Code::TOO_FEW_REPLICAS,
             format!(
                 "topic `{topic}` at {brokers} has fewer replicas in sync than its `min.insync.replicas`: are all its brokers up?"
             ),
         ),
-        Code::LeaderNotAvailable => Error::unavailable(
-            "no_leader",
+        KafkaCode::LeaderNotAvailable => Error::unavailable(
+            Code::NO_LEADER,
             format!("topic `{topic}` at {brokers} has a partition without a leader: are all its brokers up?"),
         ),
-        Code::InvalidTopic => {
-            Error::permanent("bad_topic", format!("Kafka at {brokers} refuses the name of topic `{topic}`"))
-        }
+        KafkaCode::InvalidTopic => Error::permanent(
+            Code::BAD_NAME,
+            format!("Kafka at {brokers} refuses the name of topic `{topic}`"),
+        ),
         _ if create => Error::unavailable(
-            "no_topic",
+            Code::NO_TOPIC,
             format!(
                 "topic `{topic}` does not exist at {brokers}: `create` is set, and it is made at the next try, or the broker was slow to show it"
             ),
         ),
         _ => Error::unavailable(
-            "no_topic",
+            Code::NO_TOPIC,
             format!(
                 "topic `{topic}` does not exist at {brokers}, and the broker does not create it: create it, or set `create = true`"
             ),
@@ -144,7 +143,7 @@ pub(crate) fn too_few_replicas(
         None => "its `min.insync.replicas` seems to be higher".to_owned(),
     };
     Error::unavailable(
-        "too_few_replicas",
+        Code::TOO_FEW_REPLICAS,
         format!(
             "topic `{topic}` at {brokers} takes nothing: {in_sync} of its replicas are in sync (partition {partition}), and {wanted}. Bring its brokers back, or lower the setting"
         ),
@@ -153,19 +152,20 @@ pub(crate) fn too_few_replicas(
 }
 
 /// Why a topic could not be created.
-pub(crate) fn creating(brokers: &str, topic: &str, code: Code) -> Error {
+pub(crate) fn creating(brokers: &str, topic: &str, code: KafkaCode) -> Error {
     let error = match code {
-        Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Error::unavailable(
-            "rights",
+        KafkaCode::TopicAuthorizationFailed | KafkaCode::ClusterAuthorizationFailed => Error::unavailable(
+            Code::NOT_PERMITTED,
             format!(
                 "Kafka at {brokers} does not let this user create topic `{topic}`: create it by hand, or grant Create"
             ),
         ),
-        Code::InvalidTopic => {
-            Error::permanent("bad_topic", format!("Kafka at {brokers} refuses the name of topic `{topic}`"))
-        }
+        KafkaCode::InvalidTopic => Error::permanent(
+            Code::BAD_NAME,
+            format!("Kafka at {brokers} refuses the name of topic `{topic}`"),
+        ),
         code => Error::unavailable(
-            "no_topic",
+            Code::NO_TOPIC,
             format!("topic `{topic}` could not be created at {brokers}: {code}"),
         ),
     };
@@ -174,8 +174,8 @@ pub(crate) fn creating(brokers: &str, topic: &str, code: Code) -> Error {
 
 /// Why nothing can be sent at all. `trouble` is the last thing that librdkafka has complained of; `advertised` is where the
 /// cluster says that its brokers are, if it has answered.
-pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>, advertised: &str) -> Error {
-    let trouble = trouble.filter(|(code, _)| *code != Code::AllBrokersDown);
+pub(crate) fn away(brokers: &str, trouble: Option<(KafkaCode, String)>, advertised: &str) -> Error {
+    let trouble = trouble.filter(|(code, _)| *code != KafkaCode::AllBrokersDown);
     let is_elsewhere = |broker: &str| !brokers.split(',').any(|known| known.trim() == broker);
     let is_unreachable = match &trouble {
         Some((code, reason)) => {
@@ -186,7 +186,7 @@ pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>, advertised: &
     if is_unreachable && !advertised.is_empty() && advertised.split(", ").any(is_elsewhere) {
         let reason = trouble.map(|(_, reason)| format!(" ({})", brief(&reason))).unwrap_or_default();
         return Error::unavailable(
-            "advertised",
+            Code::ADVERTISED,
             format!(
                 "the cluster answers at {brokers} and says that its brokers are at {advertised}, but nothing is acknowledged there: check `advertised.listeners`, and that these addresses can be reached from here{reason}"
             ),
@@ -194,7 +194,7 @@ pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>, advertised: &
     }
     if trouble.is_none() && !advertised.is_empty() {
         return Error::unavailable(
-            "no_answer",
+            Code::TIMEOUT,
             format!(
                 "Kafka at {brokers} has answered before, and acknowledges nothing now: is a broker stuck or overloaded?"
             ),
@@ -203,7 +203,7 @@ pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>, advertised: &
     let Some((code, reason)) = trouble else {
         // A port where nobody listens refuses, and that is a reason; so somebody keeps silent.
         return Error::unavailable(
-            "no_answer",
+            Code::TIMEOUT,
             format!(
                 "nobody answers at {brokers} as Kafka would; is it a broker that is up, and is TLS or SASL on at both ends or at none?"
             ),
@@ -211,29 +211,37 @@ pub(crate) fn away(brokers: &str, trouble: Option<(Code, String)>, advertised: &
     };
     let reason = brief(&reason);
     match code {
-        Code::Authentication | Code::SaslAuthenticationFailed | Code::UnsupportedSASLMechanism => {
-            Error::unavailable("credentials", format!("Kafka at {brokers} refuses the login: {reason}"))
+        KafkaCode::Authentication
+        | KafkaCode::SaslAuthenticationFailed
+        | KafkaCode::UnsupportedSASLMechanism => {
+            Error::unavailable(Code::CREDENTIALS, format!("Kafka at {brokers} refuses the login: {reason}"))
         }
-        Code::ClusterAuthorizationFailed | Code::TransactionalIdAuthorizationFailed => Error::unavailable(
-            "rights",
-            format!("Kafka at {brokers} does not let this user write with idempotence: {reason}"),
-        ),
-        Code::SSL => Error::unavailable("tls", format!("TLS with Kafka at {brokers} fails: {reason}")),
-        Code::Resolve => Error::unavailable("dns", format!("Kafka at {brokers} cannot be found: {reason}")),
+        KafkaCode::ClusterAuthorizationFailed | KafkaCode::TransactionalIdAuthorizationFailed => {
+            Error::unavailable(
+                Code::NOT_PERMITTED,
+                format!("Kafka at {brokers} does not let this user write with idempotence: {reason}"),
+            )
+        }
+        KafkaCode::SSL => {
+            Error::unavailable(Code::TLS, format!("TLS with Kafka at {brokers} fails: {reason}"))
+        }
+        KafkaCode::Resolve => {
+            Error::unavailable(Code::UNREACHABLE, format!("Kafka at {brokers} cannot be found: {reason}"))
+        }
         // What librdkafka sees of another protocol: sizes that make no sense, or hanging up at the first request.
         _ if speaks_something_else(&reason) => Error::unavailable(
-            "not_kafka",
+            Code::WRONG_PROTOCOL,
             format!(
                 "what answers at {brokers} does not speak Kafka in the way it is asked to; is it a Kafka broker, and is TLS or SASL on at both ends or at none? ({reason})"
             ),
         ),
-        _ => Error::unavailable("connect", format!("Kafka at {brokers} cannot be reached: {reason}")),
+        _ => Error::unavailable(Code::UNREACHABLE, format!("Kafka at {brokers} cannot be reached: {reason}")),
     }
 }
 
 /// What librdkafka says of a broker that it cannot reach.
-fn is_connection(code: Code) -> bool {
-    matches!(code, Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut)
+fn is_connection(code: KafkaCode) -> bool {
+    matches!(code, KafkaCode::BrokerTransportFailure | KafkaCode::Resolve | KafkaCode::OperationTimedOut)
 }
 
 fn speaks_something_else(reason: &str) -> bool {

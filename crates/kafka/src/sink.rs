@@ -20,10 +20,10 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Class, Delivery, Error, Event, Outcome, Preview, Result, Sink, keyed::by_key,
+    Capabilities, Class, Code, Delivery, Error, Event, Outcome, Preview, Result, Sink, keyed::by_key,
 };
 use async_trait::async_trait;
-use rdkafka::{error::RDKafkaErrorCode as Code, producer::BaseRecord};
+use rdkafka::{error::RDKafkaErrorCode as KafkaCode, producer::BaseRecord};
 use tokio::time::Instant;
 
 use crate::{
@@ -177,7 +177,7 @@ struct Flight {
     open: usize,
     open_of: Vec<usize>,
     /// What fell, with the code.
-    fallen: Vec<(usize, Code)>,
+    fallen: Vec<(usize, KafkaCode)>,
 }
 
 impl Call<'_> {
@@ -492,7 +492,7 @@ impl Call<'_> {
         for (at, error) in suspects {
             let Ok(place) = &self.places[*at] else { continue };
             let topic = &mut self.topics[place.topic];
-            if error.code() != errors::TOO_LARGE {
+            if !error.is(&Code::TOO_LARGE) {
                 continue;
             }
             if topic.limit.is_none() {
@@ -506,18 +506,18 @@ impl Call<'_> {
     }
 
     /// What a code means for one event.
-    fn fate(&self, at: usize, code: Code) -> Result<Fate> {
+    fn fate(&self, at: usize, code: KafkaCode) -> Result<Fate> {
         let place = self.places[at].as_ref().map_err(Error::clone)?;
         let topic = &self.topics[place.topic].name;
         match (code, place.address.partition) {
-            (Code::UnknownPartition, None) => {
+            (KafkaCode::UnknownPartition, None) => {
                 self.sink.client.fate(topic, code);
                 let message =
                     format!("the number of partitions of topic `{topic}` has changed: looking again");
-                Ok(Fate::Away(Error::unavailable("no_partition", message)))
+                Ok(Fate::Away(Error::unavailable(Code::NO_PARTITION, message)))
             }
-            (Code::UnknownPartition, Some(partition)) => Ok(Fate::Suspect(Error::permanent(
-                "no_partition",
+            (KafkaCode::UnknownPartition, Some(partition)) => Ok(Fate::Suspect(Error::permanent(
+                Code::NO_PARTITION,
                 format!("the event asks for partition {partition} of topic `{topic}`, which has no such one"),
             ))),
             _ => Ok(self.sink.client.fate(topic, code)),
@@ -581,7 +581,7 @@ impl Call<'_> {
     fn answer(mut self) -> Vec<Outcome> {
         if !self.away && self.unresolved().next().is_some() {
             self.give_up(&Error::unavailable(
-                "producer",
+                Code::CLIENT_ENDED,
                 format!("Kafka's client at {} has ended again and again", self.sink.client.brokers()),
             ));
         }

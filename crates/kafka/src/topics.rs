@@ -12,7 +12,7 @@ use rdkafka::{
     admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication},
     client::DefaultClientContext,
     config::FromClientConfig,
-    error::RDKafkaErrorCode as Code,
+    error::RDKafkaErrorCode as KafkaCode,
     producer::Producer as _,
 };
 
@@ -120,7 +120,7 @@ impl Client {
                 self.topics.remember(topic, known.partitions);
                 match self.look(&self.producer()?, topic).await {
                     Ok(Ok(seen)) => seen.partitions,
-                    Ok(Err(Code::UnknownTopicOrPartition)) => self.find(topic).await?,
+                    Ok(Err(KafkaCode::UnknownTopicOrPartition)) => self.find(topic).await?,
                     // It was there, and still is as far as anybody knows.
                     Ok(Err(_)) => known.partitions,
                     Err(_) => return Ok(Found { partitions: known.partitions, answered: false }),
@@ -150,7 +150,7 @@ impl Client {
     async fn look_again(&self, topic: &str) -> Result<i32> {
         let seen = match self.look(&self.producer()?, topic).await? {
             Ok(seen) => seen,
-            Err(Code::UnknownTopicOrPartition) if self.config.create => {
+            Err(KafkaCode::UnknownTopicOrPartition) if self.config.create => {
                 self.topics.set_troubled(topic, false);
                 return self.find(topic).await;
             }
@@ -176,7 +176,7 @@ impl Client {
             .then(|| errors::too_few_replicas(self.brokers(), topic, partition, in_sync, wanted))
     }
 
-    pub(crate) fn topic_error(&self, topic: &str, code: Code) -> Error {
+    pub(crate) fn topic_error(&self, topic: &str, code: KafkaCode) -> Error {
         errors::topic(self.brokers(), topic, code, self.config.create)
     }
 
@@ -188,11 +188,11 @@ impl Client {
         loop {
             match self.look(&producer, topic).await? {
                 Ok(seen) => return Ok(seen.partitions),
-                Err(Code::UnknownTopicOrPartition) if self.config.create && !created => {
+                Err(KafkaCode::UnknownTopicOrPartition) if self.config.create && !created => {
                     self.create(topic).await.inspect_err(|_| self.topics.set_troubled(topic, true))?;
                     created = true;
                 }
-                Err(Code::UnknownTopicOrPartition | Code::LeaderNotAvailable)
+                Err(KafkaCode::UnknownTopicOrPartition | KafkaCode::LeaderNotAvailable)
                     if Instant::now() < deadline =>
                 {
                     tokio::time::sleep(LOOK).await;
@@ -206,7 +206,11 @@ impl Client {
     }
 
     /// What the cluster says of a topic: how many partitions it has, or what is wrong.
-    async fn look(&self, producer: &Arc<Producer>, topic: &str) -> Result<std::result::Result<Seen, Code>> {
+    async fn look(
+        &self,
+        producer: &Arc<Producer>,
+        topic: &str,
+    ) -> Result<std::result::Result<Seen, KafkaCode>> {
         let (asked, name) = (producer.clone(), topic.to_owned());
         let timeout = self.config.connection.connect_timeout;
         let metadata =
@@ -214,7 +218,7 @@ impl Client {
         let Ok(metadata) = metadata else { return Err(self.away(producer)) };
         producer.health.listed(metadata.brokers());
         let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
-            return Ok(Err(Code::UnknownTopicOrPartition));
+            return Ok(Err(KafkaCode::UnknownTopicOrPartition));
         };
         if let Some(code) = found.error() {
             return Ok(Err(code.into()));
@@ -226,7 +230,7 @@ impl Client {
             partitions,
             weakest: (weakest.id(), weakest.isr().len(), weakest.replicas().len()),
         });
-        Ok(seen.filter(|_| led).ok_or(Code::LeaderNotAvailable))
+        Ok(seen.filter(|_| led).ok_or(KafkaCode::LeaderNotAvailable))
     }
 
     async fn create(&self, topic: &str) -> Result<()> {
@@ -237,7 +241,7 @@ impl Client {
         let answer = admin.create_topics(&topics, &self.admin_options()).await;
         retire(admin);
         let code = match answer.map(|mut answer| answer.pop()) {
-            Ok(None | Some(Ok(_)) | Some(Err((_, Code::TopicAlreadyExists)))) => {
+            Ok(None | Some(Ok(_)) | Some(Err((_, KafkaCode::TopicAlreadyExists)))) => {
                 tracing::info!(target: "airtight::kafka", topic, "created the topic");
                 return Ok(());
             }

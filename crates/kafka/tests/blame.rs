@@ -80,7 +80,7 @@ async fn a_topic_that_kafka_keeps_for_itself_is_the_fault_of_its_event_alone() {
         batch.push(to("__consumer_offsets", sized(201, "bad", 100)));
         let outcomes = sink.deliver(&batch).await;
         assert_eq!(letters(&outcomes), format!("{}p", "d".repeat(200)), "round {round}");
-        assert_eq!(error_of(&outcomes[200]).code(), "bad_topic");
+        assert_eq!(error_of(&outcomes[200]).code(), "bad_name");
         sink.close().await.unwrap();
     }
 }

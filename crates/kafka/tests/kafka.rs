@@ -218,7 +218,7 @@ async fn only_the_event_with_a_bad_topic_is_guilty() {
     ];
     let outcomes = sink.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "dpspd");
-    assert_eq!(error_of(&outcomes[1]).code(), "bad_topic");
+    assert_eq!(error_of(&outcomes[1]).code(), "bad_name");
     assert_eq!(error_of(&outcomes[3]).code(), "missing_field");
 }
 
@@ -227,7 +227,7 @@ async fn nobody_there_is_unavailable_soon_and_costs_no_memory() {
     let port = Port::reserve();
     let sink = sink(&format!("kafka://127.0.0.1:{port}/t?connect_timeout=1s"));
     let refused = sink.open().await.unwrap_err();
-    assert_eq!((refused.code(), refused.class()), ("connect", Class::Unavailable), "{refused}");
+    assert_eq!((refused.code(), refused.class()), ("unreachable", Class::Unavailable), "{refused}");
     assert!(refused.message().contains("refused"), "{refused}");
     let batch: Vec<_> = (0..200).map(|n| sized(n + 1, &format!("k{n}"), 10_000)).collect();
     let before = resident();
@@ -269,7 +269,7 @@ fn impostor(answer: Option<&'static str>) -> u16 {
 #[tokio::test]
 async fn another_protocol_is_told_from_nobody() {
     let http = Some("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
-    for (answer, code) in [(http, "not_kafka"), (None, "no_answer")] {
+    for (answer, code) in [(http, "wrong_protocol"), (None, "timeout")] {
         let port = impostor(answer);
         let sink = sink(&format!(
             "kafka://127.0.0.1:{port}/t?connect_timeout=3s&socket.timeout.ms=1000&api.version.request.timeout.ms=1000"
@@ -283,7 +283,7 @@ async fn another_protocol_is_told_from_nobody() {
 #[test]
 fn a_config_that_can_never_work_is_refused_before_anything_connects() {
     for (url, code) in [
-        ("kafka://h:1/white space", "bad_topic"),
+        ("kafka://h:1/white space", "bad_name"),
         ("kafka://h:1/{nope}", "bad_template"),
         ("kafka://h:1?no.such=1", "bad_config"),
         ("kafka+tls://h:1?ca=/nowhere/ca.pem", "bad_config"),

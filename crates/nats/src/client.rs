@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Error, Outcome, Result};
+use airtight_core::{Code, Error, Outcome, Result};
 use async_nats::{
     ConnectError, ConnectErrorKind, ConnectOptions, Event, Message, Request, RequestErrorKind, ServerAddr,
     ServerError, connection::State as Link,
@@ -204,7 +204,7 @@ impl Client {
             // It was there when the sink was made; now it may be in the middle of being replaced.
             Auth::Credentials(path) => options.credentials_file(path).await.map_err(|error| {
                 let what = format!("the credentials file {} cannot be read: {error}", path.display());
-                Error::unavailable("credentials", what)
+                Error::unavailable(Code::CREDENTIALS, what)
             })?,
         })
     }
@@ -215,11 +215,13 @@ impl Client {
             Err(error) if self.config.subject.constant().is_none() => error,
             other => return other,
         };
-        let is_narrow = match error.code() {
-            "not_permitted" => !is_about_hearing(error.message()),
+        let is_narrow = if error.is(&Code::NOT_PERMITTED) {
+            !is_about_hearing(error.message())
+        } else if error.is(&Code::TIMEOUT) {
             // A stream without a quorum, or a server that is stuck?
-            "no_ack" => connection.answers().await,
-            _ => errors::is_about_subject(&error),
+            connection.answers().await
+        } else {
+            errors::is_about_subject(&error)
         };
         Err(if is_narrow { error.at(errors::destination(&outgoing.subject)) } else { error })
     }
@@ -250,7 +252,7 @@ impl Client {
     ) -> Result<Outcome> {
         let stream = self.config.stream.as_deref();
         match errors::check_answer(&outgoing.subject, stream, &message.payload) {
-            Err(error) if error.code() == "too_large" => {
+            Err(error) if error.is(&Code::TOO_LARGE) => {
                 let limit = self.stream_limit(connection, &message.payload).await;
                 Err(errors::too_large_for_stream(outgoing.size(), limit))
             }
@@ -301,7 +303,7 @@ impl Client {
             // A stream that has lost its quorum does not answer, nor does one with `no_ack`, nor a server that
             // is frozen: none of it is for this event alone, and none of it should cost events their attempts.
             Unanswered::Late => Error::unavailable(
-                "no_ack",
+                Code::TIMEOUT,
                 format!(
                     "no stream acknowledged an event on the subject `{subject}` within {:?}: the server at {} is stuck, the stream has no leader or quorum, or it is set to `no_ack`",
                     self.config.timeout, self.config.shown
@@ -316,17 +318,20 @@ impl Client {
         } else {
             "allow the user to publish there".into()
         };
-        Error::unavailable("not_permitted", format!("{} says: {complaint}; {what}", self.config.shown))
+        Error::unavailable(Code::NOT_PERMITTED, format!("{} says: {complaint}; {what}", self.config.shown))
     }
 
     pub(crate) fn lost(&self, why: &str) -> Error {
         let why = if why.is_empty() { String::new() } else { format!(": {why}") };
-        Error::unavailable("connection_lost", format!("the connection to {} broke{why}", self.config.shown))
+        Error::unavailable(
+            Code::CONNECTION_LOST,
+            format!("the connection to {} broke{why}", self.config.shown),
+        )
     }
 
     fn no_greeting(&self) -> Error {
         Error::unavailable(
-            "connect",
+            Code::UNREACHABLE,
             format!(
                 "no NATS server greeted at {} within {:?}: nobody is there, or it is something else than NATS",
                 self.config.shown, self.config.connect_timeout
@@ -340,21 +345,21 @@ impl Client {
         let cause = printable(root.to_string().as_bytes());
         match error.kind() {
             ConnectErrorKind::AuthorizationViolation => Error::unavailable(
-                "credentials",
+                Code::CREDENTIALS,
                 format!(
                     "{shown} refuses the credentials, or asks for some: check `user`, `token`, `creds` or `nkey`"
                 ),
             ),
             ConnectErrorKind::Authentication => Error::unavailable(
-                "credentials",
+                Code::CREDENTIALS,
                 "the seed of `nkey` or `creds` cannot sign what the server asks for: check it",
             ),
             ConnectErrorKind::TimedOut => self.no_greeting(),
             ConnectErrorKind::Io if speaks_something_else(root) => Error::unavailable(
-                "not_nats",
+                Code::WRONG_PROTOCOL,
                 format!("{shown} does not speak NATS ({cause}): check host and port"),
             ),
-            _ => Error::unavailable("connect", format!("cannot connect to {shown}: {cause}")),
+            _ => Error::unavailable(Code::UNREACHABLE, format!("cannot connect to {shown}: {cause}")),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use async_nats::Request;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ impl Client {
             Ok(Reply::Refused { error }) if error.err_code == code::STREAM_NOT_FOUND => match created {
                 Some(created) => self.create(connection, name, created).await,
                 None => Err(Error::unavailable(
-                    "no_stream",
+                    Code::NO_STREAM,
                     format!(
                         "the stream `{name}` for the subject `{}` does not exist: create it, or set `create=true` to let airtight do so",
                         self.config().subject
@@ -143,13 +143,13 @@ impl Client {
         let shown = &self.config().shown;
         match unanswered {
             Unanswered::NoResponders => Error::unavailable(
-                "no_jetstream",
+                Code::NO_JETSTREAM,
                 format!("JetStream is not enabled at {shown}, or not for this account"),
             ),
             Unanswered::Denied(complaint) => self.denied(&complaint),
             Unanswered::Lost(why) => self.lost(&why),
             Unanswered::Late | Unanswered::TooLarge(_) => Error::unavailable(
-                "no_answer",
+                Code::TIMEOUT,
                 format!(
                     "JetStream at {shown} did not answer within {:?}: the server is stuck, or has no leader",
                     self.config().timeout
@@ -164,7 +164,7 @@ fn fit(name: &str, config: &StreamConfig) -> Result<()> {
         let what = format!(
             "the stream `{name}` is set to `no_ack`: it never says that it has an event; turn that off"
         );
-        return Err(Error::unavailable("no_ack", what));
+        return Err(Error::unavailable(Code::NO_ACK, what));
     }
     if config.storage == "memory" {
         tracing::warn!(
@@ -178,5 +178,5 @@ fn fit(name: &str, config: &StreamConfig) -> Result<()> {
 fn refused(name: &str, refusal: &Refusal) -> Error {
     let Refusal { code, err_code, description } = refusal;
     let said = printable(description.as_bytes());
-    Error::unavailable("jetstream", format!("JetStream says of `{name}`: {said} ({code}, {err_code})"))
+    Error::unavailable(Code::SERVER_ERROR, format!("JetStream says of `{name}`: {said} ({code}, {err_code})"))
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use airtight_core::{
-    Error, Event, Preview, Result,
+    Code, Error, Event, Preview, Result,
     format::{Carrier, Encoder, percent_encode},
 };
 use async_nats::HeaderMap;
@@ -52,7 +52,7 @@ impl Outgoing {
         let size = outgoing.header_size();
         if size > MAX_HEADERS {
             let what = format!("the event's headers have {size} bytes, and a stream takes {MAX_HEADERS}");
-            return Err(Error::permanent("too_large", what));
+            return Err(Error::permanent(Code::TOO_LARGE, what));
         }
         Ok(outgoing)
     }
@@ -209,13 +209,13 @@ mod tests {
         assert_eq!(outgoing(&sample_event(1, "a.b"), by_id).unwrap().subject, "orders.a.b");
         for key in ["a b", ".", "x.*.>", "a\r\nPUB evil 0"] {
             let error = outgoing(&sample_event(1, key), by_id).unwrap_err();
-            assert_eq!((error.code(), error.class()), ("bad_subject", Class::Permanent), "{key}");
+            assert_eq!((error.code(), error.class()), ("bad_name", Class::Permanent), "{key}");
         }
         let error = outgoing(&sample_event(1, ""), by_id).unwrap_err();
         assert_eq!((error.code(), error.class()), ("missing_field", Class::Permanent));
         let mut event = sample_event(1, "k");
         event.stream = "$JS.API.STREAM.PURGE.ORDERS".into();
-        assert_eq!(outgoing(&event, |_| {}).unwrap_err().code(), "bad_subject");
+        assert_eq!(outgoing(&event, |_| {}).unwrap_err().code(), "bad_name");
     }
 
     #[test]

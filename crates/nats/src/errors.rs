@@ -2,7 +2,7 @@
 //!
 //! An answer is JSON: where the message is, or what is wrong. Its `err_code` decides; the text is for people.
 
-use airtight_core::{Error, Outcome, Result};
+use airtight_core::{Code, Error, Outcome, Result};
 use serde::Deserialize;
 
 /// How much of a stranger's answer an error shows.
@@ -55,7 +55,7 @@ pub(crate) fn check_answer(subject: &str, expected: Option<&str>, payload: &[u8]
     }
     match expected {
         Some(expected) if expected != answer.stream => Err(Error::unavailable(
-            "wrong_stream",
+            Code::WRONG_STREAM,
             format!(
                 "the subject `{subject}` belongs to the stream `{}`, and `stream` is `{expected}`",
                 answer.stream
@@ -77,33 +77,37 @@ pub(crate) fn refused(refusal: &Refusal, subject: &str) -> Error {
     let Refusal { code: status, err_code, description } = refusal;
     let said = printable(description.as_bytes());
     match *err_code {
-        code::MESSAGE_TOO_LARGE | code::HEADERS_TOO_LARGE => Error::permanent("too_large", said),
+        code::MESSAGE_TOO_LARGE | code::HEADERS_TOO_LARGE => Error::permanent(Code::TOO_LARGE, said),
         code::OTHER_STREAM_EXPECTED => Error::unavailable(
-            "wrong_stream",
+            Code::WRONG_STREAM,
             format!(
                 "the subject `{subject}` belongs to another stream than the one that `stream` names ({said})"
             ),
         ),
-        code::STREAM_SEALED => {
-            Error::unavailable("sealed", format!("the stream of the subject `{subject}` is sealed ({said})"))
-        }
+        code::STREAM_SEALED => Error::unavailable(
+            Code::SEALED,
+            format!("the stream of the subject `{subject}` is sealed ({said})"),
+        ),
         // This subject is full, and others need not be.
         code::STORE_FAILED if said.contains("per subject") => {
-            Error::retryable("subject_full", format!("the subject `{subject}` is full ({said})"))
+            Error::retryable(Code::SUBJECT_FULL, format!("the subject `{subject}` is full ({said})"))
         }
         code::STORE_FAILED => Error::unavailable(
-            "stream_full",
+            Code::STREAM_FULL,
             format!(
                 "the stream of the subject `{subject}` cannot store events ({said}): raise its limits, or let it discard old messages"
             ),
         ),
-        code::TOO_MANY_REQUESTS => Error::retryable("busy", format!("the stream is busy ({said})")),
+        code::TOO_MANY_REQUESTS => Error::retryable(Code::BUSY, format!("the stream is busy ({said})")),
         // 503 and the like: no resources, no leader, no JetStream for this account.
-        _ if *status >= 500 => {
-            Error::unavailable("jetstream", format!("JetStream cannot take events now: {said} ({err_code})"))
-        }
+        _ if *status >= 500 => Error::unavailable(
+            Code::SERVER_ERROR,
+            format!("JetStream cannot take events now: {said} ({err_code})"),
+        ),
         // Not known here; perhaps it passes, and if it does not, the event is dead in the end.
-        _ => Error::retryable("refused", format!("JetStream refused the event: {said} ({err_code})")),
+        _ => {
+            Error::retryable(Code::SERVER_ERROR, format!("JetStream refused the event: {said} ({err_code})"))
+        }
     }
 }
 
@@ -114,8 +118,9 @@ pub(crate) fn destination(subject: &str) -> String {
 
 /// Whether an error is about the subject, or its stream, and says nothing of other subjects.
 pub(crate) fn is_about_subject(error: &Error) -> bool {
-    const CODES: [&str; 5] = ["no_stream", "wrong_stream", "not_jetstream", "sealed", "stream_full"];
-    CODES.contains(&error.code())
+    const CODES: [Code; 5] =
+        [Code::NO_STREAM, Code::WRONG_STREAM, Code::NOT_JETSTREAM, Code::SEALED, Code::STREAM_FULL];
+    CODES.iter().any(|code| error.is(code))
 }
 
 pub(crate) fn no_stream(subject: &str, stream: Option<&str>) -> Error {
@@ -125,12 +130,12 @@ pub(crate) fn no_stream(subject: &str, stream: Option<&str>) -> Error {
             "create `{name}` with it, or set `create=true` to let airtight do so if `{name}` is missing"
         ),
     };
-    Error::unavailable("no_stream", format!("no stream takes the subject `{subject}`: {what}"))
+    Error::unavailable(Code::NO_STREAM, format!("no stream takes the subject `{subject}`: {what}"))
 }
 
 pub(crate) fn too_large(size: usize, limit: usize, whose: &str) -> Error {
     let what = format!("the message has {size} bytes with its headers, and {whose} is {limit}");
-    Error::permanent("too_large", what)
+    Error::permanent(Code::TOO_LARGE, what)
 }
 
 pub(crate) fn too_large_for_stream(size: usize, limit: Option<usize>) -> Error {
@@ -140,7 +145,7 @@ pub(crate) fn too_large_for_stream(size: usize, limit: Option<usize>) -> Error {
             let what = format!(
                 "the message has {size} bytes with its headers, which is over the stream's `max_msg_size`"
             );
-            Error::permanent("too_large", what)
+            Error::permanent(Code::TOO_LARGE, what)
         }
     }
 }
@@ -148,7 +153,7 @@ pub(crate) fn too_large_for_stream(size: usize, limit: Option<usize>) -> Error {
 fn not_a_stream(subject: &str, payload: &[u8]) -> Error {
     let said = printable(payload);
     Error::unavailable(
-        "not_jetstream",
+        Code::NOT_JETSTREAM,
         format!(
             "something else than a stream answers on the subject `{subject}` (`{said}`): publish to a subject that no service listens to"
         ),
@@ -211,10 +216,10 @@ mod tests {
             of(400, 10_109, "invalid operation on sealed stream"),
             expect(Class::Unavailable, "sealed")
         );
-        assert_eq!(of(503, 10_023, "insufficient resources"), expect(Class::Unavailable, "jetstream"));
-        assert_eq!(of(503, 10_076, "JetStream not enabled"), expect(Class::Unavailable, "jetstream"));
+        assert_eq!(of(503, 10_023, "insufficient resources"), expect(Class::Unavailable, "server_error"));
+        assert_eq!(of(503, 10_076, "JetStream not enabled"), expect(Class::Unavailable, "server_error"));
         assert_eq!(of(429, 10_167, "too many requests"), expect(Class::Retryable, "busy"));
-        assert_eq!(of(400, 10_999, "something new"), expect(Class::Retryable, "refused"));
+        assert_eq!(of(400, 10_999, "something new"), expect(Class::Retryable, "server_error"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! of what a client publishes to: it would store a wildcard as if it were a name, and take an event for
 //! `$JS.API.STREAM.DELETE.ORDERS` as a request to delete a stream. So all of it is checked here.
 
-use airtight_core::{Error, Result, route::Template};
+use airtight_core::{Code, Error, Result, route::Template};
 
 /// The longest subject. A server hangs up on a command line over 4096 bytes (`max_control_line`), and beside the
 /// subject that line holds the address for the answer and three numbers.
@@ -19,7 +19,7 @@ pub(crate) fn check(subject: &str) -> Result<()> {
         let shown: String = subject.chars().take(200).collect();
         let message =
             format!("`{}` is not a subject that events can be published to: {what}", shown.escape_debug());
-        Err(Error::permanent("bad_subject", message))
+        Err(Error::permanent(Code::BAD_NAME, message))
     };
     if subject.len() > MAX_SUBJECT {
         return bad(&format!("it has {} bytes, and {MAX_SUBJECT} are the most", subject.len()));
@@ -122,7 +122,7 @@ mod tests {
             &"x".repeat(MAX_SUBJECT + 1),
         ] {
             let error = check(bad).unwrap_err();
-            assert_eq!((error.code(), error.class()), ("bad_subject", airtight_core::Class::Permanent));
+            assert_eq!((error.code(), error.class()), ("bad_name", airtight_core::Class::Permanent));
             assert!(!error.message().contains('\n') && error.message().len() < 500, "{error}");
         }
     }

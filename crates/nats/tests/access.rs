@@ -135,11 +135,11 @@ async fn an_account_without_jetstream_is_told_so() {
 #[tokio::test]
 async fn something_else_on_the_port_is_named_as_such() {
     let greetings: [(&[u8], &str); 5] = [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not_nats"),
-        (b"-ERR unknown command\r\n", "not_nats"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "not_nats"),
-        (b"\x00\xff\xfe\r\n", "not_nats"),
-        (b"INFO {\r\n", "not_nats"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "wrong_protocol"),
+        (b"-ERR unknown command\r\n", "wrong_protocol"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "wrong_protocol"),
+        (b"\x00\xff\xfe\r\n", "wrong_protocol"),
+        (b"INFO {\r\n", "wrong_protocol"),
     ];
     for (greeting, code) in greetings {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -171,7 +171,7 @@ async fn a_port_that_stays_silent_or_hangs_up_is_not_waited_for() {
     let batch: Vec<Delivery> = (1..=100).map(|seq| delivery(seq, &format!("k{seq}"))).collect();
     for outcome in quiet.deliver(&batch).await {
         let Outcome::Failed(error) = outcome else { panic!("{outcome:?}") };
-        expect(&error, Class::Unavailable, "connect", &["200ms", "something else than NATS"]);
+        expect(&error, Class::Unavailable, "unreachable", &["200ms", "something else than NATS"]);
     }
     // Once for all of them, not once for each.
     assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
@@ -183,7 +183,7 @@ async fn a_port_that_stays_silent_or_hangs_up_is_not_waited_for() {
 
     let nobody = Port::reserve();
     config.servers = format!("127.0.0.1:{nobody}");
-    expect(&sink(config).open().await.unwrap_err(), Class::Unavailable, "connect", &["refused"]);
+    expect(&sink(config).open().await.unwrap_err(), Class::Unavailable, "unreachable", &["refused"]);
 }
 
 #[tokio::test]
@@ -226,9 +226,9 @@ async fn tls_trusts_the_given_authority_and_nobody_else() {
         send(&open(&url(scheme, &cert)).await.unwrap(), delivery(seq, "k")).await.unwrap();
     }
     let untrusted = open(&url("tls", &other)).await.unwrap_err();
-    expect(&untrusted, Class::Unavailable, "connect", &["certificate"]);
+    expect(&untrusted, Class::Unavailable, "unreachable", &["certificate"]);
     let by_the_systems_roots = open(&format!("tls://localhost:{port}/orders.x")).await.unwrap_err();
-    expect(&by_the_systems_roots, Class::Unavailable, "connect", &["certificate"]);
+    expect(&by_the_systems_roots, Class::Unavailable, "unreachable", &["certificate"]);
 
     // And a server that wants to know us.
     let private = files.path().join("other-key.pem");

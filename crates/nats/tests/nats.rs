@@ -276,7 +276,7 @@ async fn a_stream_that_never_answers_is_found_out() {
     let mut config = config(&server.address());
     config.timeout = Duration::from_millis(300);
     let error = send(&sink(config.clone()), delivery(1, "k")).await.unwrap_err();
-    expect(&error, Class::Unavailable, "no_ack", &["`orders.Tested`", "300ms", "`no_ack`"]);
+    expect(&error, Class::Unavailable, "timeout", &["`orders.Tested`", "300ms", "`no_ack`"]);
     config.stream = Some("ORDERS".into());
     expect(&sink(config).open().await.unwrap_err(), Class::Unavailable, "no_ack", &["`ORDERS`"]);
 }
@@ -342,7 +342,7 @@ async fn a_subject_that_nats_refuses_is_the_events_fault() {
         match outcome {
             Outcome::Delivered => assert!(["good", "ключ", &longest].contains(key), "{key}"),
             Outcome::Failed(error) => {
-                expect(error, Class::Permanent, "bad_subject", &[]);
+                expect(error, Class::Permanent, "bad_name", &[]);
                 assert!(!["good", "ключ", &longest].contains(key), "{key}: {error}");
             }
             other => panic!("{other:?}"),
@@ -362,6 +362,6 @@ async fn an_event_cannot_give_orders_to_the_server() {
     let mut event = sample_event(1, "k");
     event.stream = "$JS.API.STREAM.DELETE.ORDERS".into();
     let error = send(&sink(NatsConfig::new(server.address())), of(event)).await.unwrap_err();
-    expect(&error, Class::Permanent, "bad_subject", &[]);
+    expect(&error, Class::Permanent, "bad_name", &[]);
     jetstream.get_stream("ORDERS").await.unwrap();
 }

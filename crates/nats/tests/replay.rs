@@ -60,7 +60,8 @@ impl Sink for Forgetful {
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         self.0.deliver(batch).await;
-        let gone = airtight_core::Error::permanent("killed", "the relay is gone");
+        let gone =
+            airtight_core::Error::permanent(airtight_core::Code::custom("killed"), "the relay is gone");
         batch.iter().map(|_| Outcome::Failed(gone.clone())).collect()
     }
 }

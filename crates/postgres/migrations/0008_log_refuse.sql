@@ -14,7 +14,7 @@ CREATE OR REPLACE FUNCTION {function:refuse_clash}(id uuid, seq bigint) RETURNS 
 BEGIN
     IF EXISTS (SELECT FROM {outbox} o WHERE o.seq = $2) THEN
         RAISE EXCEPTION 'seq % of % is taken by another event: the sequence is behind the table, and nothing was stored', $2, {literal:outbox}
-            USING ERRCODE = 'unique_violation', HINT = 'Mend it: ' || {literal:migrate} || ', as the owner of the table; then publish again.';
+            USING ERRCODE = 'unique_violation', HINT = 'Fix: ' || {literal:migrate} || ', as the owner of the table; then publish again.';
     END IF;
     RAISE EXCEPTION 'event % of % was refused by a unique index other than that of its id, and nothing was stored', $1, {literal:outbox}
         USING ERRCODE = 'unique_violation', HINT = 'Drop that index; or, if the event of this id was removed this moment, publish again.';

@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     table::{Count, Field, PayloadKind, Role, StatusSpec, TableSpec, literal, quote},
 };
 use sqlx::Row;
@@ -75,14 +75,15 @@ impl EventColumns {
         .await
         .map_err(doing("reading the table's columns"))?;
         if rows.is_empty() {
-            let mend = match outbox.options.spec {
+            let remedy = match outbox.options.spec {
                 None => format!("run {}", crate::schema::migrate_command(&outbox.options)),
                 Some(_) => "correct its name".to_owned(),
             };
             return Err(Error::permanent(
-                "not_migrated",
-                format!("there is no table {}: {mend}", spec.display_name()),
-            ));
+                Code::NO_TABLE,
+                format!("there is no table {}", spec.display_name()),
+            )
+            .with_remedy(remedy));
         }
         let mut types = HashMap::new();
         let mut widths = HashMap::new();
@@ -102,9 +103,10 @@ impl EventColumns {
             spec.columns().into_iter().filter(|column| !types.contains_key(*column)).collect();
         if !missing.is_empty() {
             return Err(Error::permanent(
-                "bad_column",
-                format!("{} has no column {}: correct the mapping", spec.display_name(), missing.join(", ")),
-            ));
+                Code::BAD_COLUMN,
+                format!("{} has no column {}", spec.display_name(), missing.join(", ")),
+            )
+            .with_remedy("correct the mapping"));
         }
         let spec = checked_json(spec, &types);
         Ok(Self {

@@ -1,7 +1,7 @@
 //! From a row to an event. A row that cannot be one is an answer, not an error: the others go on.
 
 use airtight_core::{
-    Error, Event, Op, Payload, Result,
+    Code, Error, Event, Op, Payload, Result,
     event::{Headers, check_json},
     queue::BadRow,
     table::{PayloadKind, TableSpec},
@@ -25,7 +25,8 @@ pub(crate) struct Layout(usize);
 
 impl Layout {
     pub(crate) fn of(row: &PgRow) -> Result<Self> {
-        let first = row.try_column("e_id").map_err(|error| Error::permanent("bad_row", error.to_string()))?;
+        let first =
+            row.try_column("e_id").map_err(|error| Error::permanent(Code::BAD_ROW, error.to_string()))?;
         Ok(Self(first.ordinal()))
     }
 
@@ -68,19 +69,19 @@ const E_EXTRA: usize = 14;
 fn decode(row: &PgRow, at: usize, spec: &TableSpec, max_payload: usize, id: &str) -> Result<Event> {
     let required = |column: usize, name: &str| {
         text(row, at + column, name)?.ok_or_else(|| {
-            Error::permanent("bad_row", format!("{name} is NULL, which the mapping does not allow"))
+            Error::permanent(Code::BAD_ROW, format!("{name} is NULL, which the mapping does not allow"))
         })
     };
     let payload = payload(row, at, spec, max_payload)?;
     let headers: Headers = match get_at::<Option<&str>>(row, at + E_HEADERS, "headers")? {
         None | Some("{}") => Headers::new(),
         Some(json) => serde_json::from_str(json).map_err(|error| {
-            Error::permanent("bad_headers", format!("headers are not a JSON object of strings: {error}"))
+            Error::permanent(Code::BAD_HEADERS, format!("headers are not a JSON object of strings: {error}"))
         })?,
     };
     let extra = match text(row, at + E_EXTRA, "extra")? {
         Some(json) => serde_json::from_str(&json)
-            .map_err(|error| Error::permanent("bad_row", format!("extra columns: {error}")))?,
+            .map_err(|error| Error::permanent(Code::BAD_ROW, format!("extra columns: {error}")))?,
         None => serde_json::Map::new(),
     };
     let op = get_at::<Option<&str>>(row, at + E_OP, "op")?.map_or(Ok(Op::Upsert), Op::parse)?;
@@ -105,10 +106,7 @@ fn decode(row: &PgRow, at: usize, spec: &TableSpec, max_payload: usize, id: &str
 fn payload(row: &PgRow, at: usize, spec: &TableSpec, max_payload: usize) -> Result<Payload> {
     let stored: i64 = get_at(row, at + E_SIZE, "size")?;
     let too_large = |bytes: u64| {
-        Error::permanent(
-            "payload_too_large",
-            format!("payload has {bytes} bytes, the limit is {max_payload}"),
-        )
+        Error::permanent(Code::TOO_LARGE, format!("payload has {bytes} bytes, the limit is {max_payload}"))
     };
     if stored.unsigned_abs() > max_payload as u64 {
         return Err(too_large(stored.unsigned_abs()));
@@ -138,12 +136,12 @@ fn get_at<'r, T>(row: &'r PgRow, at: usize, name: &str) -> Result<T>
 where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
 {
-    row.try_get(at).map_err(|error| Error::permanent("bad_row", format!("column {name}: {error}")))
+    row.try_get(at).map_err(|error| Error::permanent(Code::BAD_ROW, format!("column {name}: {error}")))
 }
 
 /// A column's text, whatever bytes it holds: a server that keeps no particular encoding hands them out as they are.
 pub(crate) fn lossy(row: &PgRow, column: &str) -> Result<Option<String>> {
-    let failed = |error: String| Error::permanent("bad_row", format!("column {column}: {error}"));
+    let failed = |error: String| Error::permanent(Code::BAD_ROW, format!("column {column}: {error}"));
     let raw = row.try_get_raw(column).map_err(|error| failed(error.to_string()))?;
     if raw.is_null() {
         return Ok(None);
@@ -157,5 +155,5 @@ pub(crate) fn get<'r, T>(row: &'r PgRow, column: &str) -> Result<T>
 where
     T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
 {
-    row.try_get(column).map_err(|error| Error::permanent("bad_row", format!("column {column}: {error}")))
+    row.try_get(column).map_err(|error| Error::permanent(Code::BAD_ROW, format!("column {column}: {error}")))
 }

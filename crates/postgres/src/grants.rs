@@ -1,7 +1,7 @@
 //! The least rights that each part needs, as SQL.
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     table::{Shape, literal, quote},
 };
 
@@ -149,13 +149,13 @@ impl PgOutbox {
         let shape = if script.is_log() { "log" } else { "queue" };
         let wrong = |advice: &str| {
             let name = outbox.replace('"', "");
-            Error::permanent("other_shape", format!("{name} is a {shape}: {advice}"))
+            Error::permanent(Code::WRONG_SHAPE, format!("{name} is a {shape}: {advice}"))
         };
         match to {
             Grantee::Producer => {
                 if !script.is_canonical() {
                     return Err(Error::permanent(
-                        "foreign_table",
+                        Code::FOREIGN_TABLE,
                         format!(
                             "{} is the application's own table: it writes there with its own INSERT, and needs no right of airtight's",
                             outbox.replace('"', "")

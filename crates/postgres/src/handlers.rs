@@ -8,7 +8,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Class, Delivery, Error, Event, Outcome, Position, Result, Sink,
+    Capabilities, Class, Code, Delivery, Error, Event, Outcome, Position, Result, Sink,
     dispatch::{Context, decode},
     inbox::DedupeKey,
     log::Log,
@@ -18,10 +18,7 @@ use futures::{FutureExt, future::BoxFuture};
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
-use crate::{
-    Inbox, PgLog, PgOutbox,
-    error::{DEADLOCK, LOCKED, doing},
-};
+use crate::{Inbox, PgLog, PgOutbox, error::doing};
 
 /// What a handler returns: `?` works on sqlx's errors, on JSON's and on airtight's own.
 pub type Handled = std::result::Result<(), HandlerError>;
@@ -45,7 +42,7 @@ impl From<sqlx::Error> for HandlerError {
 
 impl From<serde_json::Error> for HandlerError {
     fn from(error: serde_json::Error) -> Self {
-        Self(Error::permanent("bad_json", format!("in a handler: {error}")))
+        Self(Error::permanent(Code::BAD_PAYLOAD, format!("in a handler: {error}")))
     }
 }
 
@@ -193,7 +190,7 @@ impl PgHandlers {
                 .map_err(not_their_fault)?;
         if !settled {
             return Err(Error::retryable(
-                "fenced",
+                Code::FENCED,
                 "another relay owns these events now, or the consumer was moved: nothing was committed",
             ));
         }
@@ -235,7 +232,7 @@ impl PgHandlers {
     async fn run(&self, conn: &mut PgConnection, event: Arc<Event>, attempt: u32) -> Result<()> {
         let Some(handler) = self.handlers.get(&event.event_type).or(self.fallback.as_ref()) else {
             return Err(Error::permanent(
-                "no_handler",
+                Code::NO_HANDLER,
                 format!("no handler for event type `{}`", event.event_type),
             ));
         };
@@ -251,7 +248,7 @@ impl PgHandlers {
         let handled = AssertUnwindSafe(async { handler(Context { event, attempt }, conn).await });
         match handled.catch_unwind().await {
             Ok(handled) => handled.map_err(|error| error.0),
-            Err(_) => Err(Error::retryable("panic", "the handler panicked")),
+            Err(_) => Err(Error::retryable(Code::PANIC, "the handler panicked")),
         }
     }
 
@@ -286,7 +283,8 @@ impl PgHandlers {
 /// Whether what ended a transaction may be the doing of one event in it: a constraint that is checked at its end,
 /// two transactions in each other's way. Not a lost connection, or a lost partition.
 fn may_be_one_events(error: &Error) -> bool {
-    error.class() == Class::Permanent || ["postgres", LOCKED, DEADLOCK].contains(&error.code())
+    const MAY_PASS: [Code; 3] = [Code::SERVER_ERROR, Code::LOCKED, Code::DEADLOCK];
+    error.class() == Class::Permanent || MAY_PASS.iter().any(|code| error.is(code))
 }
 
 #[async_trait]
@@ -312,7 +310,7 @@ impl Sink for PgHandlers {
 
 /// Without a database nothing can be handled, and no event is to blame.
 fn unavailable(error: Error) -> Error {
-    Error::unavailable(error.code().to_owned(), error.message())
+    error.with_class(Class::Unavailable)
 }
 
 /// An inbox or an offset that cannot be written is nothing that an event could be dead for.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     group::{CDC_GROUP, LOG_GROUP, Member, Peer, Pulse},
     queue::{RowClaim, RowKey},
     table::literal,
@@ -72,7 +72,7 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
         let host: String = other.try_get(0).map_err(doing("looking for other relays"))?;
         let group: String = other.try_get(1).map_err(doing("looking for other relays"))?;
         return Err(Error::permanent(
-            "overlap",
+            Code::OVERLAP,
             format!(
                 "a relay on {host} reads the same streams of {} in another way ({group}, this one is {}): give both the same order and streams, or streams of their own",
                 c.outbox, member.group

@@ -6,7 +6,7 @@ use std::{
 };
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     queue::{Queue, QueueOptions},
     table::{Shape, TableSpec, quote},
 };
@@ -144,7 +144,7 @@ impl PgOutbox {
             // names need room as well.
             if value.is_empty() || value.len() > 40 || value.contains('\0') {
                 return Err(Error::permanent(
-                    "bad_name",
+                    Code::BAD_NAME,
                     format!("{name} must have 1 to 40 bytes, `{value}` does not"),
                 ));
             }
@@ -248,7 +248,7 @@ impl PgOutbox {
         match self.try_connecting().await {
             Err(cause) => cause,
             Ok(()) => Error::retryable(
-                "pool_exhausted",
+                Code::POOL_EXHAUSTED,
                 format!("all {} connections of the pool are busy", self.options.max_connections),
             ),
         }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use airtight_core::{
-    Error, EventBus, NewEvent, Payload, Published, Result,
+    Code, Error, EventBus, NewEvent, Payload, Published, Result,
     table::{Shape, quote},
 };
 use async_trait::async_trait;
@@ -21,7 +21,7 @@ impl PgOutbox {
         let mut published = self.publish_many(conn, std::slice::from_ref(event)).await?;
         published
             .pop()
-            .ok_or_else(|| Error::permanent("postgres", "the database returned nothing for the event"))
+            .ok_or_else(|| Error::permanent(Code::NO_EVENT, "the database returned nothing for the event"))
     }
 
     /// Publishes many events in one round trip, in the order given.
@@ -158,7 +158,7 @@ impl<'a> Rows<'a> {
     pub(crate) fn new(outbox: &PgOutbox, events: &'a [NewEvent]) -> Result<Self> {
         if outbox.options.spec.is_some() {
             return Err(Error::permanent(
-                "foreign_table",
+                Code::FOREIGN_TABLE,
                 format!(
                     "{} is the application's own table: write to it with its own INSERT",
                     outbox.spec.display_name()
@@ -185,13 +185,13 @@ impl<'a> Rows<'a> {
                 Payload::None => (None, None),
                 Payload::Json(text) => {
                     let text = std::str::from_utf8(text)
-                        .map_err(|_| Error::permanent("bad_payload", "payload is not UTF-8"))?;
+                        .map_err(|_| Error::permanent(Code::BAD_PAYLOAD, "payload is not UTF-8"))?;
                     (Some(text), None)
                 }
                 Payload::Bytes(bytes) => (None, Some(&bytes[..])),
             };
             let headers = serde_json::to_string(&event.headers)
-                .map_err(|error| Error::permanent("bad_event", format!("headers: {error}")))?;
+                .map_err(|error| Error::permanent(Code::BAD_EVENT, format!("headers: {error}")))?;
             rows.ids.push(event.id.unwrap_or_else(Uuid::now_v7));
             rows.streams.push(&event.stream);
             rows.event_types.push(&event.event_type);
@@ -253,12 +253,14 @@ impl Answers {
             return Some(sequence::behind(outbox, Some(*seq)));
         }
         Some(Error::permanent(
-            "conflict",
+            Code::CONFLICT,
             format!(
-                "event {id} of {} was refused by a unique index other than that of its id, and nothing was stored. Mend it: drop \
-                 that index; or, if the event of this id was removed this moment, publish again",
+                "event {id} of {} was refused by a unique index other than that of its id, and nothing was stored",
                 outbox.spec.display_name()
             ),
+        )
+        .with_remedy(
+            "drop that index; or, if the event of this id was removed this moment, publish again",
         ))
     }
 

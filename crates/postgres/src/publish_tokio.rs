@@ -1,6 +1,6 @@
 //! Publishing, and asking the inbox, through tokio-postgres, in the caller's transaction.
 
-use airtight_core::{Error, NewEvent, Published, Result};
+use airtight_core::{Code, Error, NewEvent, Published, Result};
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
@@ -21,7 +21,7 @@ impl PgOutbox {
         let mut published = self.publish_many_tokio(client, std::slice::from_ref(event)).await?;
         published
             .pop()
-            .ok_or_else(|| Error::permanent("postgres", "the database returned nothing for the event"))
+            .ok_or_else(|| Error::permanent(Code::NO_EVENT, "the database returned nothing for the event"))
     }
 
     /// Publishes many events through a tokio-postgres client or transaction, in one round trip.
@@ -100,6 +100,6 @@ fn from_tokio(error: &tokio_postgres::Error) -> Error {
         Some(database) => {
             from_sqlstate(Some(database.code().code()), database.message(), "in the caller's transaction")
         }
-        None => Error::retryable("postgres", format!("in the caller's transaction: {error}")),
+        None => Error::retryable(Code::SERVER_ERROR, format!("in the caller's transaction: {error}")),
     }
 }

@@ -16,7 +16,7 @@ mod statements;
 use std::{collections::HashSet, time::Duration};
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     table::{Shape, literal, quote},
 };
 use sqlx::AssertSqlSafe;
@@ -239,7 +239,7 @@ impl PgOutbox {
     /// The error for a lock that could not be had.
     fn kept_locked(&self) -> Error {
         Error::retryable(
-            "locked",
+            Code::LOCKED,
             format!(
                 "open transactions have kept {} locked for half a minute: end them (SELECT pid, xact_start, query FROM \
                  pg_stat_activity WHERE xact_start IS NOT NULL ORDER BY xact_start), and run {} again",
@@ -430,7 +430,7 @@ impl PgOutbox {
         }
         let (name, is, wanted) = (self.spec.display_name(), shape.as_str(), self.options.shape.as_str());
         Err(Error::permanent(
-            "other_shape",
+            Code::WRONG_SHAPE,
             format!("{name} is a {is} already; for a {wanted} give another table (`--table NAME`) or schema"),
         ))
     }
@@ -443,7 +443,7 @@ impl PgOutbox {
             .map_err(doing("reading the server's version"))?;
         if version < OLDEST_SERVER {
             return Err(Error::permanent(
-                "server_too_old",
+                Code::SERVER_TOO_OLD,
                 format!("this server is PostgreSQL {}; airtight needs 13 or newer", version / 10_000),
             ));
         }
@@ -491,7 +491,7 @@ fn refuse_newer(applied: &[(String, i32)], schema: &str) -> Result<()> {
     let known = MIGRATIONS.iter().map(|(version, ..)| *version).max().unwrap_or(0);
     match applied.iter().map(|(_, version)| *version).max() {
         Some(newest) if newest > known => Err(Error::permanent(
-            "schema_too_new",
+            Code::SCHEMA_TOO_NEW,
             format!(
                 "schema {schema} is at version {newest}, this program knows up to {known}: use a newer airtight"
             ),

@@ -301,8 +301,8 @@ async fn errors_say_what_to_do() {
     let open =
         |outbox: PgOutbox| async move { outbox.queue(QueueOptions::default()).open().await.unwrap_err() };
     let error = open(outbox).await;
-    assert_eq!((error.class(), error.code()), (Class::Permanent, "not_migrated"));
-    assert!(error.message().contains("airtight migrate"), "{error}");
+    assert_eq!((error.class(), error.code()), (Class::Permanent, "no_table"));
+    assert!(error.remedy().unwrap().contains("airtight migrate"), "{error}");
 
     let elsewhere = db.url().replace(db.name(), "no_such_database");
     let error = open(PgOutbox::connect(&elsewhere, PgOptions::default()).await.unwrap()).await;
@@ -352,8 +352,10 @@ async fn a_worker_paused_past_its_lease_is_fenced() {
         let late = Settlement { position: held.deliveries[0].position, verdict: Verdict::Delivered };
         let settled = paused.settle(&[late]).await.unwrap();
         assert_eq!((settled.applied, settled.fenced), (0, 1));
-        let retry =
-            Verdict::Retry { after: Duration::ZERO, error: airtight_core::Error::retryable("x", "again") };
+        let retry = Verdict::Retry {
+            after: Duration::ZERO,
+            error: airtight_core::Error::retryable(airtight_core::Code::custom("x"), "again"),
+        };
         let mine = Settlement { position: taken.position, verdict: retry };
         assert_eq!(heir.settle(&[mine]).await.unwrap().applied, 1);
         heir.close().await.unwrap();

@@ -7,7 +7,7 @@ mod support;
 use std::{task::Poll, time::Duration};
 
 use airtight_core::{
-    Error, Limits, NewEvent, Order, Policy, Relay, Settlement, Source, Verdict,
+    Code, Error, Limits, NewEvent, Order, Policy, Relay, Settlement, Source, Verdict,
     admin::{Acted, Admin, Filter, Prune},
     queue::QueueOptions,
     sinks::MemorySink,
@@ -29,7 +29,7 @@ fn event(key: &str, n: i64) -> NewEvent {
 }
 
 fn retry(after: Duration) -> Verdict {
-    Verdict::Retry { after, error: Error::retryable("x", "again") }
+    Verdict::Retry { after, error: Error::retryable(Code::custom("x"), "again") }
 }
 
 async fn run(pool: &sqlx::PgPool, sql: &str) {
@@ -254,7 +254,7 @@ async fn a_table_of_odd_types_is_served() {
         let taken: Vec<_> =
             batch.deliveries.iter().filter(|d| d.event.aggregate_id == key.to_string()).collect();
         assert_eq!(taken.len(), 1);
-        let long = || Error::retryable("a-long-code", "a message longer than its column");
+        let long = || Error::retryable(Code::custom("a-long-code"), "a message longer than its column");
         let verdict = match state {
             "SENT" => Verdict::Delivered,
             "FAILED" => Verdict::Dead { error: long() },
@@ -437,7 +437,7 @@ async fn an_unknown_event_that_dies_later_is_dead() {
     let published = sut.publish(&[event("k", 1)]).await;
     let queue = sut.outbox.queue(QueueOptions::default());
     queue.open().await.unwrap();
-    let error = || Error::permanent("x", "no");
+    let error = || Error::permanent(Code::custom("x"), "no");
     for verdict in [Verdict::Unknown { error: error() }, Verdict::Dead { error: error() }] {
         sut.set_back_by_hand(&published[0].id).await;
         let batch = queue.next(LIMITS).await.unwrap();

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use futures::StreamExt;
 use lapin::{
     AsyncTcpStream, BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Event,
@@ -257,14 +257,17 @@ impl Link {
         let (address, within) = (&self.config.address, self.config.timeout);
         match timeout(PROBE, self.connection.create_channel()).await {
             Ok(Ok(_)) => Error::retryable(
-                "timeout",
+                Code::TIMEOUT,
                 format!("{address} did not confirm the message within {within:?}"),
             ),
             _ => {
                 // Nobody shall wait for it any longer.
                 self.given_up.store(true, Ordering::Relaxed);
                 let _ = self.socket.0.shutdown(Shutdown::Both);
-                Error::unavailable("timeout", format!("{address} does not answer: nothing for {within:?}"))
+                Error::unavailable(
+                    Code::TIMEOUT,
+                    format!("{address} does not answer: nothing for {within:?}"),
+                )
             }
         }
     }
@@ -319,7 +322,7 @@ impl Link {
 
     /// What was declared may have been deleted since.
     fn forget(&self, message: &Outgoing, error: &Error) {
-        if matches!(error.code(), "unroutable" | "no_exchange") {
+        if error.is(&Code::UNROUTABLE) || error.is(&Code::NO_EXCHANGE) {
             let mut declared = self.declared();
             declared.remove(message.exchange.as_str());
             declared.remove(message.routing_key.as_str());
@@ -371,9 +374,10 @@ impl fmt::Debug for Link {
 async fn establish(config: &Resolved) -> Result<(Connection, Socket)> {
     let deadline = Instant::now() + config.connect_timeout;
     let (address, within) = (&config.address, config.connect_timeout);
-    let too_late = |what| Error::unavailable("connect", format!("{address} {what} within {within:?}"));
+    let too_late =
+        |what| Error::unavailable(Code::UNREACHABLE, format!("{address} {what} within {within:?}"));
     let cannot = |error: io::Error| {
-        Error::unavailable("connect", format!("cannot connect to {address}: {}", root_cause(&error)))
+        Error::unavailable(Code::UNREACHABLE, format!("cannot connect to {address}: {}", root_cause(&error)))
     };
     let failed = |error: lapin::Error| classify(config, &error, Doing::Connecting, false);
     let authority = &config.uri.authority;

@@ -5,7 +5,7 @@
 //! left out.
 
 use airtight_core::{
-    Error, Event, Preview, Result,
+    Code, Error, Event, Preview, Result,
     format::{Carrier, Encoder, Message},
     route::Template,
 };
@@ -110,8 +110,8 @@ impl Writer {
     /// Where an event goes: exchange and routing key.
     pub(crate) fn names(&self, event: &Event) -> Result<(ShortString, ShortString)> {
         Ok((
-            name(self.exchange.as_ref(), event, "bad_exchange", "exchange")?,
-            name(self.routing_key.as_ref(), event, "bad_routing_key", "routing key")?,
+            name(self.exchange.as_ref(), event, "exchange")?,
+            name(self.routing_key.as_ref(), event, "routing key")?,
         ))
     }
 
@@ -138,13 +138,13 @@ impl Writer {
 }
 
 /// The name that a template gives for an event.
-fn name(template: Option<&Template>, event: &Event, code: &'static str, what: &str) -> Result<ShortString> {
+fn name(template: Option<&Template>, event: &Event, what: &str) -> Result<ShortString> {
     let Some(template) = template else { return Ok(ShortString::default()) };
     let rendered = template.render(event)?;
     short(&rendered).ok_or_else(|| {
         let (bytes, begin) = (rendered.len(), rendered.chars().take(40).collect::<String>());
         Error::permanent(
-            code,
+            Code::BAD_NAME,
             format!("the {what} `{begin}…` that `{template}` gives for this event has {bytes} bytes, and AMQP's names have at most {SHORT}"),
         )
     })
@@ -207,12 +207,12 @@ mod tests {
         assert!(outgoing.properties.message_id().is_none() && outgoing.properties.kind().is_none());
         assert_eq!(header(&outgoing, "id"), Some(long.as_str()));
         assert_eq!(header(&outgoing, LONG_NAMES), Some(format!("{{\"{long}\":\"v\\\"1\"}}").as_str()));
-        for (query, code) in
-            [("routing_key={stream}", "bad_routing_key"), ("exchange={stream}", "bad_exchange")]
+        for (query, what) in
+            [("routing_key={stream}", "the routing key"), ("exchange={stream}", "the exchange")]
         {
             let error = writer(query).write(&event).unwrap_err();
-            assert_eq!((error.class(), error.code()), (Class::Permanent, code), "{error}");
-            assert!(error.message().contains("400 bytes"), "{error}");
+            assert_eq!((error.class(), error.code()), (Class::Permanent, "bad_name"), "{error}");
+            assert!(error.message().contains(what) && error.message().contains("400 bytes"), "{error}");
         }
     }
 

@@ -3,7 +3,7 @@
 //! A message has its channel to itself, so what the broker says of a channel it says of that message. What it says
 //! of the connection meets everyone on it.
 
-use airtight_core::Error;
+use airtight_core::{Code, Error};
 use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError, uri::AMQPScheme};
 
 use crate::{
@@ -26,23 +26,23 @@ pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>
     let address = &config.address;
     match error.kind() {
         ErrorKind::ProtocolError(said) => refused(config, said, doing),
-        ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) => other_protocol(config),
+        ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) => wrong_protocol(config),
         ErrorKind::MissingHeartbeatError => Error::unavailable(
-            "connection",
+            Code::CONNECTION_LOST,
             format!("nothing was heard from {address} for too long, and the connection was given up"),
         ),
         ErrorKind::ChannelsLimitReached => Error::unavailable(
-            "channels",
+            Code::TOO_MANY_CHANNELS,
             format!(
                 "{address} allows no more channels on a connection: lower `window`, or raise its channel_max"
             ),
         ),
         // Without a word from the broker, and with the connection still there.
         ErrorKind::InvalidChannel(_) | ErrorKind::InvalidChannelState(..) if up => {
-            Error::retryable("channel", format!("the channel to {address} was closed: {error}"))
+            Error::retryable(Code::CHANNEL_CLOSED, format!("the channel to {address} was closed: {error}"))
         }
         _ if matches!(doing, Doing::Connecting) => Error::unavailable(
-            "connect",
+            Code::UNREACHABLE,
             format!(
                 "{address} ended the connection before it was one of AMQP ({}): check host and port; {}",
                 root_cause(error),
@@ -50,7 +50,7 @@ pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>
             ),
         ),
         _ => Error::unavailable(
-            "connection",
+            Code::CONNECTION_LOST,
             format!("the connection to {address} broke: {}", root_cause(error)),
         ),
     }
@@ -86,14 +86,14 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
     let text = said.get_message().as_str();
     match (said.get_id(), doing) {
         (403, Doing::Connecting) => Error::unavailable(
-            "login",
+            Code::CREDENTIALS,
             format!(
                 "{address} does not let the user `{}` in: check user and password ({text})",
                 config.uri.authority.userinfo.username
             ),
         ),
         (402 | 530, _) => Error::unavailable(
-            "vhost",
+            Code::NO_VHOST,
             format!(
                 "{address} has no virtual host `{vhost}`, or not for this user: the URL's path names it, none is `/`, and a slash in it is written %2F ({text})"
             ),
@@ -101,19 +101,19 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
         (403, Doing::Preparing(what, everyones)) if text.contains("reserved prefix") => {
             let message = format!("the broker keeps the name of {what} for itself: {text}");
             if everyones {
-                Error::unavailable("bad_name", message)
+                Error::unavailable(Code::BAD_NAME, message)
             } else {
-                Error::permanent("bad_name", message)
+                Error::permanent(Code::BAD_NAME, message)
             }
         }
         (403, Doing::Preparing(what, _)) => Error::unavailable(
-            "access_refused",
+            Code::NOT_PERMITTED,
             format!(
                 "the user may not declare {what}: grant it, or declare it yourself and set `declare` to false ({text})"
             ),
         ),
         (403, Doing::Publishing(message)) => Error::unavailable(
-            "access_refused",
+            Code::NOT_PERMITTED,
             format!("the user may not write to {}: grant it ({text})", message.destination()),
         ),
         (404, Doing::Preparing(what, _)) => missing(config, what, text),
@@ -122,7 +122,7 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
             missing(config, &destination(message.exchange.as_str(), ""), text)
         }
         (406, Doing::Preparing(what, _)) => Error::unavailable(
-            "declared_differently",
+            Code::DECLARED_DIFFERENTLY,
             format!(
                 "there is {what} already, with other settings: set `exchange_type` or `queue_type` to what it is, or `declare` to false ({text})"
             ),
@@ -130,24 +130,26 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
         (311, Doing::Publishing(message)) => too_large(message, text),
         (406, Doing::Publishing(message)) if text.contains("size") => too_large(message, text),
         (406, Doing::Publishing(_)) => {
-            Error::permanent("refused", format!("the broker refuses this message: {text}"))
+            Error::permanent(Code::REFUSED, format!("the broker refuses this message: {text}"))
         }
-        (320, _) => Error::unavailable("connection", format!("{address} ended the connection: {text}")),
+        (320, _) => {
+            Error::unavailable(Code::CONNECTION_LOST, format!("{address} ended the connection: {text}"))
+        }
         // Faults of a kind that a single message could cause, though it should not: its attempts are counted, so
         // that it cannot hold up everyone for ever.
         (code, Doing::Publishing(_)) => {
-            Error::retryable("broker_error", format!("{address} answered with error {code}: {text}"))
+            Error::retryable(Code::SERVER_ERROR, format!("{address} answered with error {code}: {text}"))
         }
         (code, _) => {
-            Error::unavailable("broker_error", format!("{address} answered with error {code}: {text}"))
+            Error::unavailable(Code::SERVER_ERROR, format!("{address} answered with error {code}: {text}"))
         }
     }
 }
 
 fn missing(config: &Resolved, what: &str, text: &str) -> Error {
     let (code, what) = match what.strip_prefix("queue ") {
-        Some(queue) => ("no_queue", format!("there is no queue `{queue}`")),
-        None => ("no_exchange", format!("there is no {what}")),
+        Some(queue) => (Code::NO_QUEUE, format!("there is no queue `{queue}`")),
+        None => (Code::NO_EXCHANGE, format!("there is no {what}")),
     };
     Error::unavailable(code, format!("{what}: {} ({text})", remedy(config)))
 }
@@ -162,14 +164,17 @@ fn remedy(config: &Resolved) -> &'static str {
 
 fn too_large(message: &Outgoing, text: &str) -> Error {
     let bytes = message.body.len();
-    Error::permanent("too_large", format!("the message has {bytes} bytes, and the broker refuses it: {text}"))
+    Error::permanent(
+        Code::TOO_LARGE,
+        format!("the message has {bytes} bytes, and the broker refuses it: {text}"),
+    )
 }
 
 /// The one part of a message that must fit into a frame. Sent, it would cost everyone the connection.
 pub(crate) fn headers_too_large(message: &Outgoing, frame_max: usize) -> Error {
     let bytes = message.header_frame;
     Error::permanent(
-        "too_large",
+        Code::TOO_LARGE,
         format!("the message's headers have {bytes} bytes, and the broker takes {frame_max} (its frame_max)"),
     )
 }
@@ -186,15 +191,15 @@ pub(crate) fn unroutable(config: &Resolved, message: &Outgoing, returned: &Basic
     let text = format!("{text} ({})", returned.reply_text);
     let narrow = config.narrow(message.exchange.as_str(), message.routing_key.as_str());
     match config.unroutable {
-        Unroutable::Wait => about(Error::unavailable("unroutable", text), narrow),
-        Unroutable::Dead => Error::permanent("unroutable", text),
+        Unroutable::Wait => about(Error::unavailable(Code::UNROUTABLE, text), narrow),
+        Unroutable::Dead => Error::permanent(Code::UNROUTABLE, text),
     }
 }
 
 /// The broker took the message and could not keep it. That is no event's fault, however long it lasts.
 pub(crate) fn nacked(config: &Resolved, message: &Outgoing) -> Error {
     let error = Error::unavailable(
-        "nack",
+        Code::NACK,
         format!(
             "the broker could not store the message for {}: its queue is full (reject-publish) or failed",
             message.destination()
@@ -204,19 +209,19 @@ pub(crate) fn nacked(config: &Resolved, message: &Outgoing) -> Error {
 }
 
 pub(crate) fn lost(config: &Resolved) -> Error {
-    Error::unavailable("connection", format!("the connection to {} is lost", config.address))
+    Error::unavailable(Code::CONNECTION_LOST, format!("the connection to {} is lost", config.address))
 }
 
 pub(crate) fn blocked(config: &Resolved, reason: &str) -> Error {
     Error::unavailable(
-        "blocked",
+        Code::BLOCKED,
         format!("{} takes no messages until its alarm is over: {reason}", config.address),
     )
 }
 
-pub(crate) fn other_protocol(config: &Resolved) -> Error {
+pub(crate) fn wrong_protocol(config: &Resolved) -> Error {
     Error::unavailable(
-        "other_protocol",
+        Code::WRONG_PROTOCOL,
         format!("{} does not speak AMQP 0-9-1: check host and port; {}", config.address, hint(config)),
     )
 }
@@ -231,7 +236,7 @@ fn hint(config: &Resolved) -> &'static str {
 
 pub(crate) fn no_tls(config: &Resolved, error: &std::io::Error) -> Error {
     Error::unavailable(
-        "tls",
+        Code::TLS,
         format!(
             "no TLS with {}: {}; check that the port is RabbitMQ's for TLS, and that its certificate is for this host and from an authority that `ca` or the system knows",
             config.address,

@@ -265,7 +265,7 @@ async fn a_name_that_amqp_refuses_is_the_events_own_fault() {
     let outcomes = sink.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "dppds");
     let (long, reserved) = (error_of(&outcomes[1]), error_of(&outcomes[2]));
-    assert_eq!((long.class(), long.code()), (Class::Permanent, "bad_routing_key"));
+    assert_eq!((long.class(), long.code()), (Class::Permanent, "bad_name"));
     assert_eq!((reserved.class(), reserved.code()), (Class::Permanent, "bad_name"), "{reserved}");
     assert_eq!(hand.ids(&queue).await.len(), 2);
     hand.delete_queue(&queue).await;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::atomic::Ordering};
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use redis::Value;
 
 use crate::{
@@ -47,18 +47,18 @@ fn suits(client: &Client, info: &Info<'_>) -> Result<()> {
         if number(version) < oldest {
             let (major, minor) = oldest;
             return refuse(
-                "version",
+                Code::SERVER_TOO_OLD,
                 format!("is Redis {version}, and {major}.{minor} is the oldest that will do"),
             );
         }
     }
     if is("cluster_enabled", "1") {
-        return refuse("cluster", "is part of a Redis Cluster, which airtight does not support".into());
+        return refuse(Code::CLUSTER, "is part of a Redis Cluster, which airtight does not support".into());
     }
     if is("role", "slave") {
         let primary = info.get("master_host").zip(info.get("master_port"));
         let primary = primary.map(|(host, port)| format!(", {host}:{port}")).unwrap_or_default();
-        return refuse("read_only", format!("is a replica: name the primary{primary}"));
+        return refuse(Code::READ_ONLY, format!("is a replica: name the primary{primary}"));
     }
     let wanted = client.config.wait_replicas;
     let have = info.get("connected_slaves").and_then(|text| text.parse::<i64>().ok());
@@ -71,7 +71,7 @@ fn suits(client: &Client, info: &Info<'_>) -> Result<()> {
 
 pub(crate) fn too_few_replicas(address: &str, have: i64, wanted: u32) -> Error {
     Error::unavailable(
-        "replicas",
+        Code::TOO_FEW_REPLICAS,
         format!("{have} replicas of {address} have the events, and `wait_replicas` wants {wanted}"),
     )
 }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, RedisConnectionInfo, RedisError, Value, aio::MultiplexedConnection,
 };
@@ -117,7 +117,7 @@ impl Client {
         let asked = tokio::time::timeout(within, connection.redis.send_packed_command(command)).await;
         let Ok(answer) = asked else {
             return Err(Error::unavailable(
-                "timeout",
+                Code::TIMEOUT,
                 format!("{} did not answer within {within:?}", self.address),
             ));
         };
@@ -131,8 +131,9 @@ impl Client {
         let within = self.config.connect_timeout;
         let deadline = Instant::now() + within;
         let address = &self.address;
-        let cannot =
-            |why: String| Error::unavailable("connect", format!("cannot connect to {address}: {why}"));
+        let cannot = |why: String| {
+            Error::unavailable(Code::UNREACHABLE, format!("cannot connect to {address}: {why}"))
+        };
         let tcp = timeout_at(deadline, TcpStream::connect((self.config.host.as_str(), self.config.port)));
         let tcp = match tcp.await {
             Ok(Ok(tcp)) => tcp,
@@ -147,7 +148,7 @@ impl Client {
                 Some(tls) => match tls.connector.connect(tls.name.clone(), tcp).await {
                     Ok(stream) => self.greet(stream).await,
                     Err(error) => Err(Error::unavailable(
-                        "tls",
+                        Code::TLS,
                         format!(
                             "cannot speak TLS with {address}: {error}; a port without TLS wants redis://"
                         ),
@@ -157,7 +158,7 @@ impl Client {
         };
         timeout_at(deadline, greet).await.unwrap_or_else(|_| {
             Err(Error::unavailable(
-                "no_answer",
+                Code::TIMEOUT,
                 format!("{address} takes connections but says nothing within {within:?}: is it Redis? A port with TLS wants rediss://"),
             ))
         })
@@ -232,7 +233,7 @@ impl Client {
     pub(crate) fn stranger(&self) -> Error {
         let address = &self.address;
         Error::unavailable(
-            "not_redis",
+            Code::WRONG_PROTOCOL,
             format!(
                 "{address} does not speak Redis's protocol: is it the right port? A port with TLS wants rediss://"
             ),
@@ -243,9 +244,10 @@ impl Client {
     fn broken(&self, error: &RedisError) -> Error {
         match error.kind() {
             ErrorKind::Parse | ErrorKind::UnexpectedReturnType => self.stranger(),
-            _ => {
-                Error::unavailable("connection", format!("the connection to {} broke: {error}", self.address))
-            }
+            _ => Error::unavailable(
+                Code::CONNECTION_LOST,
+                format!("the connection to {} broke: {error}", self.address),
+            ),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the server says no with, and what that means.
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use redis::{RedisError, ServerError};
 
 /// A stream as a destination: its name in errors, and for [`airtight_core::Sink::destinations`].
@@ -67,7 +67,7 @@ impl Refusal {
         }
         let code = &self.code;
         Error::unavailable(
-            "credentials",
+            Code::CREDENTIALS,
             format!(
                 "{address} does not take the password ({code}): does it want one, and does the user exist?"
             ),
@@ -77,7 +77,7 @@ impl Refusal {
     /// The error for what the server said of a request as a whole: nobody gets in.
     pub(crate) fn of_server(&self, address: &str) -> Error {
         self.known(address, None).unwrap_or_else(|| {
-            Error::unavailable("refused", format!("{address} refuses: {} {}", self.code, self.words))
+            Error::unavailable(Code::SERVER_ERROR, format!("{address} refuses: {} {}", self.code, self.words))
         })
     }
 
@@ -86,55 +86,61 @@ impl Refusal {
         let Some(error) = self.known(address, Some(key)) else {
             let key = printable(key);
             return Error::retryable(
-                "refused",
+                Code::SERVER_ERROR,
                 format!("{address} refuses an entry of `{key}`: {} {}", self.code, self.words),
             );
         };
-        let is_narrow = self.is_about_key() || error.code() == "wrong_type";
+        let is_narrow = self.is_about_key() || error.is(&Code::WRONG_TYPE);
         if is_narrow { error.at(destination(key)) } else { error }
     }
 
     /// What is everybody's trouble: memory, rights, replicas, the wrong server, the wrong kind of key.
     fn known(&self, address: &str, key: Option<&str>) -> Option<Error> {
         let (code, what) = match self.code.as_str() {
-            "NOAUTH" => ("credentials", "wants a password: put it into the URL, redis://user:password@host"),
-            "WRONGPASS" => ("credentials", "does not take this user and password"),
-            "NOPERM" => {
-                ("rights", "lacks a right for this user, who needs `+xadd +eval` and the stream's key")
+            "NOAUTH" => {
+                (Code::CREDENTIALS, "wants a password: put it into the URL, redis://user:password@host")
             }
-            "ERR" if self.says("can't run this command") || self.says("can't access at least one") => {
-                ("rights", "lacks a right for this user, who needs `+xadd +eval` and the stream's key")
-            }
+            "WRONGPASS" => (Code::CREDENTIALS, "does not take this user and password"),
+            "NOPERM" => (
+                Code::NOT_PERMITTED,
+                "lacks a right for this user, who needs `+xadd +eval` and the stream's key",
+            ),
+            "ERR" if self.says("can't run this command") || self.says("can't access at least one") => (
+                Code::NOT_PERMITTED,
+                "lacks a right for this user, who needs `+xadd +eval` and the stream's key",
+            ),
             "DENIED" => (
-                "rights",
+                Code::NOT_PERMITTED,
                 "takes no connections from other hosts: set a password, or turn protected mode off",
             ),
-            "OOM" => ("out_of_memory", "is full: raise `maxmemory`, or trim streams"),
-            "READONLY" => ("read_only", "is a replica: name the primary"),
-            "LOADING" => ("loading", "is reading its data and will be up soon"),
-            "MISCONF" => ("misconf", "cannot save to its disk and takes no writes"),
-            "NOREPLICAS" => ("replicas", "has too few replicas for its `min-replicas-to-write`"),
-            "MASTERDOWN" => ("read_only", "is a replica that has lost its primary"),
-            "BUSY" => ("busy", "is busy with somebody's script"),
+            "OOM" => (Code::OUT_OF_MEMORY, "is full: raise `maxmemory`, or trim streams"),
+            "READONLY" => (Code::READ_ONLY, "is a replica: name the primary"),
+            "LOADING" => (Code::LOADING, "is reading its data and will be up soon"),
+            "MISCONF" => (Code::MISCONF, "cannot save to its disk and takes no writes"),
+            "NOREPLICAS" => (Code::TOO_FEW_REPLICAS, "has too few replicas for its `min-replicas-to-write`"),
+            "MASTERDOWN" => (Code::READ_ONLY, "is a replica that has lost its primary"),
+            "BUSY" => (Code::BUSY, "is busy with somebody's script"),
             "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT" | "TRYAGAIN" => {
-                ("cluster", "is part of a Redis Cluster, which airtight does not support")
+                (Code::CLUSTER, "is part of a Redis Cluster, which airtight does not support")
             }
-            "WRONGTYPE" => ("wrong_type", "holds something else than a stream under this key"),
+            "WRONGTYPE" => (Code::WRONG_TYPE, "holds something else than a stream under this key"),
             "ERR" if self.says("exhausted the last possible ID") => {
-                ("wrong_type", "has a stream under this key that is at its last possible id")
+                (Code::WRONG_TYPE, "has a stream under this key that is at its last possible id")
             }
             "ERR" if self.says("unknown command") || self.says("syntax error") => (
-                "version",
+                Code::SERVER_TOO_OLD,
                 "does not know a command that airtight needs: Redis 5 is the oldest, 6.2 with `max_age`",
             ),
-            "ERR" if self.says("index is out of range") => ("database", "has no database of this number"),
+            "ERR" if self.says("index is out of range") => {
+                (Code::NO_DATABASE, "has no database of this number")
+            }
             "ERR" if self.says("max number of clients") => {
-                ("connect", "has all the connections that it allows")
+                (Code::TOO_MANY_CONNECTIONS, "has all the connections that it allows")
             }
             _ => return None,
         };
         // `unknown command` repeats the arguments, and a password may be among them.
-        let words = if code == "version" { String::new() } else { format!(" {}", self.words) };
+        let words = if code == Code::SERVER_TOO_OLD { String::new() } else { format!(" {}", self.words) };
         let key = key.map(|key| format!(", key `{}`", printable(key))).unwrap_or_default();
         Some(Error::unavailable(code, format!("{address} {what} ({}{words}{key})", self.code)))
     }
@@ -179,7 +185,7 @@ mod tests {
         for (text, code) in [
             ("NOAUTH Authentication required.", "credentials"),
             ("WRONGPASS invalid username-password pair", "credentials"),
-            ("NOPERM this user has no permissions", "rights"),
+            ("NOPERM this user has no permissions", "not_permitted"),
             ("OOM command not allowed", "out_of_memory"),
             ("READONLY You can't write", "read_only"),
             ("LOADING Redis is loading", "loading"),
@@ -190,9 +196,9 @@ mod tests {
             ("CROSSSLOT Keys in request", "cluster"),
             ("WRONGTYPE Operation", "wrong_type"),
             ("BUSY Redis is busy", "busy"),
-            ("NOREPLICAS Not enough good replicas to write.", "replicas"),
-            ("ERR max number of clients reached", "connect"),
-            ("ERR unknown command 'XADD'", "version"),
+            ("NOREPLICAS Not enough good replicas to write.", "too_few_replicas"),
+            ("ERR max number of clients reached", "too_many_connections"),
+            ("ERR unknown command 'XADD'", "server_too_old"),
         ] {
             let error = Refusal::from_script(text).of_entry("host:1", "orders");
             assert_eq!((error.class(), error.code()), (Class::Unavailable, code), "{error}");

@@ -11,7 +11,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Class, Delivery, Error, Event, Outcome, Preview, Result, Sink, format::Encoder,
+    Capabilities, Class, Code, Delivery, Error, Event, Outcome, Preview, Result, Sink, format::Encoder,
     route::Template,
 };
 use async_trait::async_trait;
@@ -62,7 +62,7 @@ impl RedisSink {
     fn too_large(&self, size: usize, limit: &str) -> Error {
         let address = &self.client.address;
         Error::permanent(
-            "too_large",
+            Code::TOO_LARGE,
             format!("the event has a field of {size} bytes, too large for {address}: {limit}"),
         )
     }
@@ -371,6 +371,7 @@ fn perhaps_its_own_fault(error: Error, bytes: usize) -> Error {
     if error.class() != Class::Unavailable || bytes <= REQUEST_BYTES {
         return error;
     }
-    let message = format!("{error}; perhaps the event is too large, with its {bytes} bytes");
-    Error::retryable(error.code().to_owned(), message)
+    error
+        .with_class(Class::Retryable)
+        .map_message(|message| format!("{message}; perhaps the event is too large, with its {bytes} bytes"))
 }

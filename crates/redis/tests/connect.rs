@@ -63,12 +63,12 @@ async fn stranger(kind: Stranger) -> u16 {
 #[tokio::test]
 async fn another_protocol_on_the_port_is_unavailable_and_told() {
     for (kind, code, words) in [
-        (Stranger::Http, "not_redis", "does not speak Redis's protocol"),
-        (Stranger::Ssh, "not_redis", "does not speak Redis's protocol"),
-        (Stranger::Rubbish, "not_redis", "does not speak Redis's protocol"),
-        (Stranger::Echo, "not_redis", "does not speak Redis's protocol"),
-        (Stranger::HangsUp, "connection", "broke"),
-        (Stranger::Silent, "no_answer", "is it Redis?"),
+        (Stranger::Http, "wrong_protocol", "does not speak Redis's protocol"),
+        (Stranger::Ssh, "wrong_protocol", "does not speak Redis's protocol"),
+        (Stranger::Rubbish, "wrong_protocol", "does not speak Redis's protocol"),
+        (Stranger::Echo, "wrong_protocol", "does not speak Redis's protocol"),
+        (Stranger::HangsUp, "connection_lost", "broke"),
+        (Stranger::Silent, "timeout", "is it Redis?"),
     ] {
         let port = stranger(kind).await;
         let within = if kind == Stranger::Silent { "500ms" } else { "10s" };
@@ -88,14 +88,14 @@ async fn nobody_there_is_unavailable() {
     let nobody = Port::reserve();
     let sink = sink_at(&format!("redis://127.0.0.1:{nobody}"));
     let error = sink.open().await.unwrap_err();
-    assert_eq!((error.class(), error.code()), (Class::Unavailable, "connect"));
+    assert_eq!((error.class(), error.code()), (Class::Unavailable, "unreachable"));
     let batch: Vec<_> = (1..=3).map(|seq| delivery(seq, &format!("key-{seq}"))).collect();
     let outcomes = sink.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "uuu");
-    assert_eq!(error_of(&outcomes[0]).code(), "connect");
+    assert_eq!(error_of(&outcomes[0]).code(), "unreachable");
     // A name that nobody knows.
     let error = sink_at("redis://redis.invalid").open().await.unwrap_err();
-    assert_eq!((error.class(), error.code()), (Class::Unavailable, "connect"), "{error}");
+    assert_eq!((error.class(), error.code()), (Class::Unavailable, "unreachable"), "{error}");
 }
 
 const TLS_TEST: &str = "tls_trusts_the_given_certificate_and_no_other";
@@ -136,7 +136,7 @@ async fn tls_trusts_the_given_certificate_and_no_other() {
     let error =
         sink_at(&format!("redis://127.0.0.1:{}?connect_timeout=1s", server.port())).open().await.unwrap_err();
     assert_eq!(error.class(), Class::Unavailable, "{error}");
-    assert!(error.message().contains("rediss://") || error.code() == "connection", "{error}");
+    assert!(error.message().contains("rediss://") || error.code() == "connection_lost", "{error}");
     let Some(plain) = RedisServer::start(TLS_TEST).await else { return };
     let url = format!("rediss://localhost:{}?ca={trusted}", plain.port());
     let error = sink_at(&url).open().await.unwrap_err();

@@ -45,7 +45,7 @@ async fn a_key_without_rights_leaves_the_others_alone() {
     let outcomes = sink.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "dusudd", "{outcomes:?}");
     let error = error_of(&outcomes[1]);
-    assert_eq!((error.code(), error.destination()), ("rights", Some("stream denied")));
+    assert_eq!((error.code(), error.destination()), ("not_permitted", Some("stream denied")));
     assert_eq!(seqs(&server, "good.1").await, [1, 6]);
     assert_eq!(seqs(&server, "good.2").await, [5]);
     // A right that the command lacks is the whole sink's trouble.

@@ -536,7 +536,10 @@ impl<'a> Claim<'a> {
             let grows = !(sql.counts_attempts() && row.taken_over);
             let attempt = row.count.max(0).saturating_add(grows.into());
             let (event, max_attempts) = decoded.remove(&row.row).unwrap_or_else(|| {
-                let error = airtight_core::Error::permanent("bad_row", "the row could not be read again");
+                let error = airtight_core::Error::permanent(
+                    airtight_core::Code::BAD_ROW,
+                    "the row could not be read again",
+                );
                 (Err(BadRow { id: format!("{:?}", row.row), key: Some(row.key.clone()), error }), None)
             });
             ClaimedRow {

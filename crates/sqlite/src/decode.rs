@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use airtight_core::{
-    Error, Event, Op, Payload, Result,
+    Code, Error, Event, Op, Payload, Result,
     event::Headers,
     queue::{BadRow, RowKey},
     table::{PayloadKind, quote},
@@ -107,7 +107,7 @@ fn decode_event(row: &SqliteRow, sql: &Sql, max_payload: usize) -> Result<Event>
     let size = integer(row, 10).and_then(|size| usize::try_from(size).ok()).unwrap_or(0);
     if size > max_payload {
         return Err(Error::permanent(
-            "payload_too_large",
+            Code::TOO_LARGE,
             format!("payload has {size} bytes, the limit is {max_payload}"),
         ));
     }
@@ -143,8 +143,9 @@ fn payload(row: &SqliteRow, sql: &Sql) -> Result<Payload> {
         // The canonical table's own constraint has seen to it.
         PayloadKind::Json if sql.canonical => {}
         PayloadKind::Json | PayloadKind::JsonText => {
-            serde_json::from_slice::<serde::de::IgnoredAny>(&body)
-                .map_err(|error| Error::permanent("bad_payload", format!("payload is not JSON: {error}")))?;
+            serde_json::from_slice::<serde::de::IgnoredAny>(&body).map_err(|error| {
+                Error::permanent(Code::BAD_PAYLOAD, format!("payload is not JSON: {error}"))
+            })?;
         }
     }
     Ok(Payload::Json(body.into()))
@@ -155,7 +156,7 @@ fn headers(row: &SqliteRow) -> Result<Headers> {
         None => Ok(Headers::new()),
         Some(text) if text.is_empty() => Ok(Headers::new()),
         Some(text) => serde_json::from_str(&text).map_err(|error| {
-            Error::permanent("bad_headers", format!("headers are not a JSON object of strings: {error}"))
+            Error::permanent(Code::BAD_HEADERS, format!("headers are not a JSON object of strings: {error}"))
         }),
     }
 }
@@ -168,7 +169,7 @@ fn occurred_at(row: &SqliteRow) -> Result<OffsetDateTime> {
     }
     lossy(row, 13)
         .and_then(|text| parse_time(&text))
-        .ok_or_else(|| Error::permanent("bad_time", format!("occurred_at is no time: `{written}`")))
+        .ok_or_else(|| Error::permanent(Code::BAD_ROW, format!("occurred_at is no time: `{written}`")))
 }
 
 /// Reads a time in the canonical form.
@@ -200,11 +201,11 @@ pub(crate) fn integer(row: &SqliteRow, at: usize) -> Option<i64> {
 
 fn text(row: &SqliteRow, at: usize, name: &str) -> Result<Option<String>> {
     row.try_get_unchecked(at)
-        .map_err(|error| Error::permanent("bad_row", format!("{name} cannot be read: {error}")))
+        .map_err(|error| Error::permanent(Code::BAD_ROW, format!("{name} cannot be read: {error}")))
 }
 
 fn required(row: &SqliteRow, at: usize, name: &str) -> Result<String> {
-    text(row, at, name)?.ok_or_else(|| Error::permanent("bad_row", format!("{name} is NULL")))
+    text(row, at, name)?.ok_or_else(|| Error::permanent(Code::BAD_ROW, format!("{name} is NULL")))
 }
 
 /// A column that only the spec knows, as JSON.

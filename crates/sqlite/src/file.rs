@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use sqlx::{ConnectOptions, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::sync::Mutex;
 
@@ -64,7 +64,7 @@ impl Anchor {
                 return Ok(Some(anchor));
             }
         }
-        Err(Error::retryable("busy", format!("{} is being replaced", file.display())))
+        Err(Error::retryable(Code::LOCKED, format!("{} is being replaced", file.display())))
     }
 
     /// Which of the files is another one now, or gone. One that cannot be looked at has not changed.
@@ -89,32 +89,36 @@ impl Anchor {
                 Ok(copy) => held.copy = Some(copy),
                 Err(error) => {
                     return Err(Error::retryable(
-                        "file_replaced",
+                        Code::FILE_REPLACED,
                         format!(
-                            "{change}. What it held is only where it is still open, and cannot be copied: {error}. \
-                             Mend it: do not stop this process; make room in {}, and it is tried again",
-                            self.directory().display()
+                            "{change}. What it held is only where it is still open, and cannot be copied: {error}"
                         ),
-                    ));
+                    )
+                    .with_remedy(format!(
+                        "do not stop this process; make room in {}, and it is tried again",
+                        self.directory().display()
+                    )));
                 }
             }
         }
         let copy = held.copy.as_deref().unwrap_or(&self.file).display();
         Err(Error::permanent(
-            "file_replaced",
+            Code::FILE_REPLACED,
             format!(
                 "{change}, so what is published now would not be seen here. All that it held, events that wait \
-                 included, is in {copy}. Mend it: end all that has the old file open; run the same command once with its \
-                 database given as --from sqlite:{copy} and with --drain, which delivers what waits in the copy; then start \
-                 again as before"
+                 included, is in {copy}"
             ),
-        ))
+        )
+        .with_remedy(format!(
+            "end all that has the old file open; run the same command once with its database given as --from sqlite:{copy} \
+             and with --drain, which delivers what waits in the copy; then start again as before"
+        )))
     }
 
     /// Copies what the open file holds, its write-ahead log included, to where it was. Not to where temporary files are:
     /// those of a service may be gone when it stops.
     async fn keep(&self, conn: &mut SqliteConnection) -> Result<PathBuf> {
-        let io = |error: io::Error| Error::retryable("io", error.to_string());
+        let io = |error: io::Error| Error::retryable(Code::IO, error.to_string());
         let directory = self.directory();
         std::fs::create_dir_all(directory).map_err(io)?;
         let name = self.file.file_name().unwrap_or_default().to_string_lossy().into_owned();

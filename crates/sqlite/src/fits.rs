@@ -22,7 +22,7 @@ const NEWEST: u32 = 100;
 pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
     let Some(status) = sql.spec.status.as_ref().filter(|_| !sql.canonical) else { return Ok(Vec::new()) };
     if let Err(error) = sql.spec.check_roles() {
-        return Ok(vec![error.message().to_owned()]);
+        return Ok(vec![error.to_string()]);
     }
     let Some(mut trial) = Trial::of(conn, sql, status).await? else { return Ok(Vec::new()) };
     let column = &status.column;
@@ -36,7 +36,7 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         seen.push(word);
         if let Some(why) = trial.refuses(word).await {
             problems.push(format!(
-                "{name}.{column} cannot hold `{word}`, the word for `{role}`: {why}. Mend it: correct the word in \
+                "{name}.{column} cannot hold `{word}`, the word for `{role}`: {why}. Fix: correct the word in \
                  [table.status], or let the constraint allow it"
             ));
         }
@@ -45,7 +45,7 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         if one.word != other.word && trial.are_the_same(&one.word, &other.word).await {
             problems.push(format!(
                 "{name}.{column} takes `{}` and `{}`, the words for `{left}` and `{right}`, for the same: events would be \
-                 delivered again and again, or never. Mend it: choose words in [table.status] that differ for the column, too",
+                 delivered again and again, or never. Fix: choose words in [table.status] that differ for the column, too",
                 one.word, other.word
             ));
         }
@@ -201,7 +201,7 @@ pub(crate) async fn suspicion(conn: &mut SqliteConnection, sql: &Sql) -> Result<
         let minutes = (seconds / 60.0).round();
         format!(
             "{}: the newest {created} is {}h {}m in the future, read as UTC; events would wait for as long where they wait \
-             for a time. Mend it: write times in UTC, as CURRENT_TIMESTAMP is",
+             for a time. Fix: write times in UTC, as CURRENT_TIMESTAMP is",
             sql.spec.display_name(),
             (minutes / 60.0).floor(),
             minutes % 60.0

@@ -12,7 +12,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Class, Delivery, Error, Outcome, Position, Result, Sink,
+    Capabilities, Class, Code, Delivery, Error, Outcome, Position, Result, Sink,
     dispatch::{Context, decode},
     inbox::DedupeKey,
     log::{Committing, Log},
@@ -39,7 +39,7 @@ type Handler =
 ///
 /// ```
 /// # async fn example(outbox: airtight_sqlite::SqliteOutbox) {
-/// use airtight_core::{Error, log::LogOptions};
+/// use airtight_core::{Code, Error, log::LogOptions};
 /// use airtight_sqlite::SqliteHandlers;
 /// use futures::FutureExt;
 /// use sqlx::SqliteConnection;
@@ -55,7 +55,7 @@ type Handler =
 ///                 .bind(order.total)
 ///                 .execute(conn)
 ///                 .await
-///                 .map_err(|error| Error::retryable("revenue", error.to_string()))?;
+///                 .map_err(|error| Error::retryable(Code::custom("revenue"), error.to_string()))?;
 ///             Ok(())
 ///         }
 ///         .boxed()
@@ -198,7 +198,7 @@ impl SqliteHandlers {
             let mut known: Vec<&str> = self.handlers.keys().map(String::as_str).collect();
             known.sort_unstable();
             return Err(Error::permanent(
-                "no_handler",
+                Code::NO_HANDLER,
                 format!("no handler for event type `{}`; there are: {}", event.event_type, known.join(", ")),
             ));
         };
@@ -216,7 +216,7 @@ impl SqliteHandlers {
         let handled = AssertUnwindSafe(async { handler(context, conn).await });
         match handled.catch_unwind().await {
             Ok(handled) => handled,
-            Err(_) => Err(Error::retryable("panic", "the handler panicked")),
+            Err(_) => Err(Error::retryable(Code::PANIC, "the handler panicked")),
         }
     }
 
@@ -248,8 +248,9 @@ impl SqliteHandlers {
         conn: &mut SqliteConnection,
         committing: &Committing<'_, SqliteLog>,
     ) -> Result<()> {
-        let fenced =
-            || Error::retryable("fenced", "these events are another relay's now, or were moved by a seek");
+        let fenced = || {
+            Error::retryable(Code::FENCED, "these events are another relay's now, or were moved by a seek")
+        };
         if committing.is_fenced() {
             return Err(fenced());
         }
@@ -276,12 +277,12 @@ impl Sink for SqliteHandlers {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         match self.batch(batch).await {
             Ok(outcomes) => outcomes,
-            Err(error) if error.code() == "constraint" && error.class() == Class::Permanent => {
+            Err(error) if error.is(&Code::CONSTRAINT) && error.class() == Class::Permanent => {
                 self.one_by_one(batch).await
             }
             // Nothing of it was kept, and none of the events is to blame.
             Err(error) => {
-                let error = Error::retryable(error.code().to_owned(), error.message());
+                let error = error.with_class(Class::Retryable);
                 batch.iter().map(|_| Outcome::Failed(error.clone())).collect()
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     admin::{
         AWAY_SHOWN, AwayStatus, BlockedKey, Detail, Filter, Finding, RelayStatus, Row, Status, StreamStatus,
     },
@@ -189,7 +189,7 @@ pub(crate) async fn find(
     let word = lossy(&row, 7).unwrap_or_default();
     let state = State::parse(&word).ok_or_else(|| {
         Error::permanent(
-            "bad_status",
+            Code::BAD_STATUS,
             format!("event {id}: nobody told airtight what its status `{word}` means"),
         )
     })?;

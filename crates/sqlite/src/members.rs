@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use airtight_core::{
-    Error, Order, Result,
+    Code, Error, Order, Result,
     group::{LOG_GROUP, Member, Peer, Pulse},
     queue::RowClaim,
     table::literal,
@@ -210,7 +210,7 @@ async fn refuse_overlap(conn: &mut SqliteConnection, outbox: &str, member: &Memb
             let (host, order): (String, String) =
                 (other.try_get(1).map_err(db)?, other.try_get(3).map_err(db)?);
             return Err(Error::permanent(
-                "overlap",
+                Code::OVERLAP,
                 format!(
                     "relay {id} on {host} reads {} with order `{order}`, this one {} with order `{}`: two groups on \
                      one stream would break the order of both; give both the same streams, order and partitions, or \

@@ -3,7 +3,7 @@
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use airtight_core::{
-    Error, Result,
+    Class, Code, Error, Result,
     log::{Log, LogOptions},
     queue::{Queue, QueueOptions},
     table::{Shape, TableSpec},
@@ -176,7 +176,7 @@ impl SqliteOutbox {
             return Err(schema::wrong_shape(&name, Shape::Queue));
         }
         Err(Error::permanent(
-            "wrong_shape",
+            Code::WRONG_SHAPE,
             format!(
                 "{name} has a status column, so its rows change and it cannot be followed as a log: read it with \
                  `queue`, or describe it without the status"
@@ -276,14 +276,14 @@ async fn is_clean(conn: &mut SqliteConnection) -> sqlx::Result<bool> {
 fn connect_options(url_or_path: &str) -> Result<SqliteConnectOptions> {
     let options = if url_or_path.starts_with("sqlite:") {
         SqliteConnectOptions::from_str(url_or_path)
-            .map_err(|error| Error::permanent("bad_url", format!("{url_or_path}: {error}")))?
+            .map_err(|error| Error::permanent(Code::BAD_URL, format!("{url_or_path}: {error}")))?
     } else {
         SqliteConnectOptions::new().filename(url_or_path)
     };
     let file = options.get_filename().to_string_lossy();
     if file.is_empty() || file.contains(":memory:") || file.starts_with("file:sqlx-in-memory") {
         return Err(Error::permanent(
-            "no_file",
+            Code::NO_FILE,
             format!("`{url_or_path}` names no file: an outbox in memory would lose what was committed"),
         ));
     }
@@ -303,7 +303,7 @@ async fn prepare_file(options: &SqliteConnectOptions) -> Result<()> {
             Ok(()) => return Ok(()),
             Err(error) => cannot_open(error, options.get_filename()),
         };
-        if error.code() != "busy" || tokio::time::Instant::now() >= deadline {
+        if !error.is(&Code::LOCKED) || tokio::time::Instant::now() >= deadline {
             return Err(error);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -321,9 +321,10 @@ async fn set_wal(options: &SqliteConnectOptions) -> sqlx::Result<()> {
 
 fn cannot_open(error: sqlx::Error, file: &Path) -> Error {
     let error = db(error).context(file.display());
-    if error.code() != "cannot_open" {
+    if !error.is(&Code::CANNOT_OPEN) {
         return error;
     }
-    Error::permanent(error.code().to_owned(), error.message())
+    error
+        .with_class(Class::Permanent)
         .context("cannot open (does the directory exist, and may this user write to it?)")
 }

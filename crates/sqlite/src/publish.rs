@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use airtight_core::{
-    Error, EventBus, NewEvent, Payload, Published, Result,
+    Code, Error, EventBus, NewEvent, Payload, Published, Result,
     table::{Count, Field, PayloadKind, literal, quote},
 };
 use async_trait::async_trait;
@@ -49,7 +49,7 @@ impl SqliteOutbox {
     /// rolls back. An id that is there already stores nothing, and is reported with `is_new: false`.
     pub async fn publish(&self, conn: &mut SqliteConnection, event: &NewEvent) -> Result<Published> {
         let published = self.publish_many(conn, std::slice::from_ref(event)).await?;
-        published.into_iter().next().ok_or_else(|| Error::permanent("no_event", "nothing was published"))
+        published.into_iter().next().ok_or_else(|| Error::permanent(Code::NO_EVENT, "nothing was published"))
     }
 
     /// Publishes several events in the caller's transaction, in this order.
@@ -72,7 +72,7 @@ impl SqliteOutbox {
             let (chunk, tail) = rest.split_at(size);
             match insert(conn, self.sql(), chunk).await {
                 Ok(stored) => published.extend(stored),
-                Err(error) if error.code() == "no_column" => {
+                Err(error) if error.is(&Code::BAD_COLUMN) => {
                     schema::refuse_other_shape(conn, self.sql()).await?;
                     return Err(error);
                 }
@@ -117,7 +117,7 @@ fn fits(event: &NewEvent, sql: &Sql) -> Result<()> {
 }
 
 fn unfit(message: String) -> Error {
-    Error::permanent("bad_event", message)
+    Error::permanent(Code::BAD_EVENT, message)
 }
 
 /// A value that is bound for each event.
@@ -268,7 +268,7 @@ async fn stored(conn: &mut SqliteConnection, sql: &Sql, id: &str) -> Result<i64>
     let seq = sqlx::query_scalar(AssertSqlSafe(statement)).bind(id).fetch_optional(conn).await.map_err(db)?;
     seq.ok_or_else(|| {
         Error::permanent(
-            "conflict",
+            Code::CONFLICT,
             format!("event {id} was refused by a unique constraint other than that of its id"),
         )
     })

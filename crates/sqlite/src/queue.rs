@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Backlog, Error, Result, Verdict,
+    Backlog, Code, Error, Result, Verdict,
     group::{Member, Members, Pulse},
     queue::{ClaimRequest, Claimed, QueueStore, RowClaim},
     table::TableSpec,
@@ -71,7 +71,7 @@ impl QueueStore for SqliteQueue {
         let mut conn = self.outbox.acquire().await?;
         let problems = schema::problems(&mut conn, sql).await?;
         if !problems.is_empty() {
-            return Err(Error::permanent("bad_table", problems.join("; ")));
+            return Err(Error::permanent(Code::BAD_TABLE, problems.join("; ")));
         }
         if let Some(note) = fits::suspicion(&mut conn, sql).await? {
             tracing::warn!("{note}");

@@ -9,7 +9,7 @@
 //! dropped is made again.
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     event::MAX_PAYLOAD_BYTES,
     table::{Shape, TableSpec, quote},
 };
@@ -347,7 +347,7 @@ pub(crate) fn wrong_shape(name: &str, is: Shape) -> Error {
         Shape::Log => (Shape::Queue, "read it with `--read log --consumer NAME`"),
     };
     Error::permanent(
-        "wrong_shape",
+        Code::WRONG_SHAPE,
         format!(
             "{name} in this file is a {}, not a {}, and stays one: {how}, or take another file for the {1} \
              (`airtight migrate --shape {1}`)",
@@ -577,7 +577,7 @@ async fn version(conn: &mut SqliteConnection, part: &str) -> Result<Option<i64>>
 fn refuse_newer(part: &Part, found: Option<i64>) -> Result<()> {
     match found {
         Some(found) if found > part.newest => Err(Error::permanent(
-            "newer_schema",
+            Code::SCHEMA_TOO_NEW,
             format!(
                 "the database has version {found} of airtight's tables ({}), this program knows up to {}: \
                  upgrade this program",

@@ -193,9 +193,9 @@ impl Kinds {
 /// The message to keep; with the code in front where the table has no place for that.
 fn error_message(sql: &Sql, error: &Error) -> String {
     let message = if sql.spec.error_code.is_none() && !sql.side {
-        format!("{}: {}", error.code(), error.message())
+        format!("{}: {error}", error.code())
     } else {
-        error.message().to_owned()
+        error.to_string()
     };
     cut(message)
 }

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Capabilities, Delivery, Error, Event, Outcome, Result, Sink};
+use airtight_core::{Capabilities, Code, Delivery, Error, Event, Outcome, Result, Sink};
 use async_trait::async_trait;
 use tokio::sync::watch;
 
@@ -50,27 +50,33 @@ pub enum Fault {
 impl Fault {
     /// Fails before sending, in a way that a retry may cure.
     pub fn retryable() -> Self {
-        Self::Fail(Error::retryable("injected", "an injected retryable failure"))
+        Self::Fail(Error::retryable(Code::custom("injected"), "an injected retryable failure"))
     }
 
     /// Fails before sending, for good.
     pub fn permanent() -> Self {
-        Self::Fail(Error::permanent("injected", "an injected permanent failure"))
+        Self::Fail(Error::permanent(Code::custom("injected"), "an injected permanent failure"))
     }
 
     /// Fails before sending, as if the destination were gone.
     pub fn unavailable() -> Self {
-        Self::Fail(Error::unavailable("injected", "an injected outage"))
+        Self::Fail(Error::unavailable(Code::custom("injected"), "an injected outage"))
     }
 
     /// Fails before sending, as if this one destination were gone.
     pub fn away(destination: impl Into<String>) -> Self {
-        Self::Fail(Error::unavailable("injected", "an injected outage of one destination").at(destination))
+        Self::Fail(
+            Error::unavailable(Code::custom("injected"), "an injected outage of one destination")
+                .at(destination),
+        )
     }
 
     /// Sends, then fails in a way that a retry may cure.
     pub fn lost_answer() -> Self {
-        Self::DeliverThenFail(Error::retryable("injected", "delivered, but the answer was lost"))
+        Self::DeliverThenFail(Error::retryable(
+            Code::custom("injected"),
+            "delivered, but the answer was lost",
+        ))
     }
 }
 
@@ -358,7 +364,8 @@ impl<'a, S: Sink> Run<'a, S> {
         }
         let mut outcomes = self.sink.deliver(part).await;
         // A short answer of the wrapped sink must not shift what comes after it.
-        let missing = || Outcome::Failed(Error::retryable("no_outcome", "the wrapped sink answered short"));
+        let missing =
+            || Outcome::Failed(Error::retryable(Code::NO_OUTCOME, "the wrapped sink answered short"));
         outcomes.resize_with(part.len(), missing);
         for (delivery, outcome) in part.iter().zip(&outcomes) {
             if !outcome.is_delivered() {
@@ -370,7 +377,8 @@ impl<'a, S: Sink> Run<'a, S> {
 
     /// The outcome of a spoiled delivery; none to answer short.
     async fn spoil(&self, delivery: &Delivery, fault: Fault) -> Option<Outcome> {
-        let unknown = || Outcome::Unknown(Error::retryable("injected", "an injected unknown outcome"));
+        let unknown =
+            || Outcome::Unknown(Error::retryable(Code::custom("injected"), "an injected unknown outcome"));
         let (deliver, outcome) = match fault {
             Fault::Fail(error) => (false, Some(Outcome::Failed(error))),
             Fault::DeliverThenFail(error) => (true, Some(Outcome::Failed(error))),

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use tokio::sync::watch;
 
 /// The verbs of a store, be it a queue's or a log's, to count and to script.
@@ -218,7 +218,7 @@ async fn pause(wait: Duration) {
 
 /// The error of a connection that broke.
 pub(crate) fn broken(what: &str) -> Error {
-    Error::retryable("broken_connection", what)
+    Error::retryable(Code::custom("broken_connection"), what)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -17,7 +17,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backoff, Capabilities, Delivery, Error, Event, Order, Outcome, Policy, Sink,
+    Backoff, Capabilities, Code, Delivery, Error, Event, Order, Outcome, Policy, Sink,
     queue::{Queue, QueueOptions},
     state::State,
 };
@@ -151,7 +151,9 @@ impl Sink for Wild {
                     away()
                 }
                 70..74 => panic!("wild"),
-                84..100 => Outcome::Failed(Error::unavailable("missing", "no such topic").at(key)),
+                84..100 => {
+                    Outcome::Failed(Error::unavailable(Code::custom("missing"), "no such topic").at(key))
+                }
                 74..80 => {
                     // It arrived, and the answer was lost: the caller is to think that it did not.
                     self.world.accept(delivery);

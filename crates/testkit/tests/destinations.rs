@@ -9,7 +9,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Delivery, Error, Event, NewEvent, Order, Outcome, Policy, Result, Sink,
+    Capabilities, Code, Delivery, Error, Event, NewEvent, Order, Outcome, Policy, Result, Sink,
     admin::{Acted, Admin},
     keyed::deliver_keyed,
     log::{Log, LogOptions, OnFailure},
@@ -88,7 +88,7 @@ impl Sink for Streams {
             if world.away.contains(&event.stream) {
                 *world.tried.entry(event.stream.clone()).or_default() += 1;
                 let what = format!("there is no `{}`", event.stream);
-                return Outcome::Failed(Error::unavailable("missing", what).at(&event.stream));
+                return Outcome::Failed(Error::unavailable(Code::custom("missing"), what).at(&event.stream));
             }
             world.taken.push((event.stream.clone(), event.aggregate_id.clone(), event.seq));
             Outcome::Delivered
@@ -266,7 +266,7 @@ async fn a_drain_does_not_wait_for_a_sink_that_is_gone_for_good() {
     let store = MemoryStore::new();
     store.publish(&[event("s", "a")]);
     let sink = kit::TestSink::new(async |batch: Vec<Delivery>| {
-        vec![Outcome::Failed(Error::unavailable("http_410", "Gone").lasting()); batch.len()]
+        vec![Outcome::Failed(Error::unavailable(Code::http(410), "Gone").lasting()); batch.len()]
     });
     let error = Running::drain(&store, options(), &sink, policy()).end().await.expect_err("it is gone");
     assert_eq!((error.code(), store.count(State::Pending)), ("http_410", 1));
@@ -282,7 +282,10 @@ async fn a_sink_with_one_destination_is_away_as_a_whole() {
     let store = MemoryStore::new();
     store.publish(&[event("s", "a"), event("s", "b")]);
     let sink = kit::TestSink::new(async |batch: Vec<Delivery>| {
-        vec![Outcome::Failed(Error::unavailable("missing", "no topic").at("topic t")); batch.len()]
+        vec![
+            Outcome::Failed(Error::unavailable(Code::custom("missing"), "no topic").at("topic t"));
+            batch.len()
+        ]
     });
     let relay = Running::start(&store, options(), &sink, policy());
     eventually(PATIENCE, "the circuit", async || relay.summary().circuit_opened > 2).await;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Delivery, Error, Order, Outcome, Policy, Sink,
+    Capabilities, Code, Delivery, Error, Order, Outcome, Policy, Sink,
     keyed::deliver_keyed,
     queue::{Queue, QueueOptions},
     state::State,
@@ -162,8 +162,8 @@ async fn a_key_goes_on_behind_its_dead_head() {
     let published = store.publish(&vec![event("a"); 12]);
     let sink = TestSink::new(async |batch: Vec<Delivery>| {
         let outcome = |d: &Delivery| match d.event.seq % 3 {
-            0 => Outcome::Failed(Error::permanent("no", "never")),
-            1 => Outcome::Unknown(Error::retryable("timeout", "who knows")),
+            0 => Outcome::Failed(Error::permanent(Code::custom("no"), "never")),
+            1 => Outcome::Unknown(Error::retryable(Code::TIMEOUT, "who knows")),
             _ => Outcome::Delivered,
         };
         batch.iter().map(outcome).collect()
@@ -237,7 +237,7 @@ async fn opening_the_sink_may_fail() {
     let counted = tries.clone();
     let sink = TestSink::fine().on_open(move || {
         let n = counted.fetch_add(1, Ordering::SeqCst);
-        async move { if n < 3 { Err(Error::unavailable("password", "wrong")) } else { Ok(()) } }
+        async move { if n < 3 { Err(Error::unavailable(Code::custom("password"), "wrong")) } else { Ok(()) } }
     });
     let relay = Running::start(&store, options(), &sink, policy());
     all_done(&store, 1).await;
@@ -245,9 +245,9 @@ async fn opening_the_sink_may_fail() {
     assert_eq!(store.rows()[0].attempts, 1);
     relay.stop().await.expect("stops");
 
-    let sink = TestSink::fine().on_open(async || Err(Error::permanent("bad_topic", "no such thing")));
+    let sink = TestSink::fine().on_open(async || Err(Error::permanent(Code::BAD_NAME, "no such thing")));
     let error = Running::start(&store, options(), &sink, policy()).end().await.expect_err("it cannot go on");
-    assert_eq!(error.code(), "bad_topic");
+    assert_eq!(error.code(), "bad_name");
     assert_eq!(store.relays(), 0, "it has left");
 }
 
@@ -259,7 +259,7 @@ async fn a_sink_that_opened_again_is_not_left_alone() {
     let counted = tries.clone();
     let sink = TestSink::fine().on_open(move || {
         let n = counted.fetch_add(1, Ordering::SeqCst);
-        async move { if n < 2 { Err(Error::unavailable("refused", "starting")) } else { Ok(()) } }
+        async move { if n < 2 { Err(Error::unavailable(Code::REFUSED, "starting")) } else { Ok(()) } }
     });
     let relay = Running::start(&store, options(), &sink, policy());
     eventually(PATIENCE, "the sink to be opened", async || tries.load(Ordering::SeqCst) == 3).await;

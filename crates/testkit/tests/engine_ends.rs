@@ -8,7 +8,7 @@ use std::{
 };
 
 use airtight_core::{
-    Delivery, Error, Limits, Order, Outcome, Policy, Source,
+    Code, Delivery, Error, Limits, Order, Outcome, Policy, Source,
     queue::{Queue, QueueOptions},
     state::State,
 };
@@ -116,10 +116,10 @@ async fn an_end_while_opening_leaves_nothing_behind() {
     store.fail_next_with(
         Verb::Heartbeat,
         When::After,
-        Error::unavailable("rights", "no UPDATE on this table"),
+        Error::unavailable(Code::NOT_PERMITTED, "no UPDATE on this table"),
     );
     let relay = Running::start(&store, options(), &TestSink::fine(), policy());
-    assert_eq!(relay.end().await.expect_err("it cannot go on").code(), "rights");
+    assert_eq!(relay.end().await.expect_err("it cannot go on").code(), "not_permitted");
     assert_eq!(store.relays(), 0, "it has left");
 }
 
@@ -193,7 +193,7 @@ async fn a_permanent_error_of_the_source_ends_the_relay() {
     for verb in [Verb::Claim, Verb::Settle] {
         let store = MemoryStore::new();
         store.publish(&[event("a")]);
-        store.fail_next_with(verb, When::Before, Error::permanent("no_table", "it was dropped"));
+        store.fail_next_with(verb, When::Before, Error::permanent(Code::NO_TABLE, "it was dropped"));
         let error = Running::start(&store, options(), &TestSink::fine(), policy()).end().await;
         assert_eq!(error.expect_err("it cannot go on").code(), "no_table", "{verb:?}");
         assert_eq!(store.relays(), 0, "it has left");
@@ -251,7 +251,7 @@ async fn a_drain_ends_with_blocked_keys() {
         store.publish(&[event("a"), event("a"), event("b"), event("a")]);
         let sink = TestSink::new(async |batch: Vec<Delivery>| {
             let outcome = |d: &Delivery| match d.event.aggregate_id.as_str() {
-                "a" => Outcome::Unknown(Error::retryable("timeout", "who knows")),
+                "a" => Outcome::Unknown(Error::retryable(Code::TIMEOUT, "who knows")),
                 _ => Outcome::Delivered,
             };
             batch.iter().map(outcome).collect()

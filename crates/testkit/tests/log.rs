@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use airtight_core::{
-    Batch, Delivery, Error, Limits, NewEvent, Order, Position, Settlement, Source, Verdict,
+    Batch, Code, Delivery, Error, Limits, NewEvent, Order, Position, Settlement, Source, Verdict,
     group::Members,
     log::{Log, LogAdmin, LogOptions, LogStore, ParkedFilter, SeekOptions, SeekTo},
     source::Settled,
@@ -26,7 +26,7 @@ fn event(key: &str) -> NewEvent {
 }
 
 fn retry(after: Duration) -> Verdict {
-    Verdict::Retry { after, error: Error::retryable("refused", "not now") }
+    Verdict::Retry { after, error: Error::retryable(Code::REFUSED, "not now") }
 }
 
 async fn open(store: &MemoryLogStore, options: LogOptions) -> Arc<Log<MemoryLogStore>> {
@@ -206,7 +206,7 @@ async fn a_person_and_a_relay_do_not_get_in_each_others_way() {
     let store = MemoryLogStore::new();
     let log = open(&store, LogOptions { order: Order::Total, block_on_dead: true, ..options(1, 100) }).await;
     store.publish(&[event("a"), event("b"), event("c")]);
-    let dead = Verdict::Dead { error: Error::permanent("hopeless", "never") };
+    let dead = Verdict::Dead { error: Error::permanent(Code::custom("hopeless"), "never") };
     for n in 0..3 {
         let held = eventually_some(PATIENCE, "an event", async || {
             let batch = log.next(Limits { events: 1, bytes: 1 << 20 }).await.expect("next").deliveries;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Delivery, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
+    Code, Delivery, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
     log::{Log, LogAdmin, LogOptions, OnFailure, SeekOptions, SeekTo},
 };
 use airtight_testkit::memory_log::{MemoryLogStore, MemoryLogTransaction, Verb, When};
@@ -91,7 +91,7 @@ impl Life {
     }
 
     fn verdict(&mut self) -> Verdict {
-        let error = Error::retryable("refused", "the dice say so");
+        let error = Error::retryable(Code::REFUSED, "the dice say so");
         match self.random.u32(0..20) {
             0..12 => Verdict::Delivered,
             12..15 => Verdict::Retry { after: ms(self.random.u64(0..20)), error },

@@ -6,7 +6,7 @@ use std::{
 };
 
 use airtight_core::{
-    Batch, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
+    Batch, Code, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
     queue::{Queue, QueueOptions},
     state::State,
 };
@@ -177,7 +177,7 @@ async fn freeing_held_events_wakes_the_waiting() {
     let queue = open(&store, options(Order::Key, 30_000)).await;
     store.publish(&[event("a")]);
     let head = some(&queue).await;
-    let error = Error::retryable("refused", "no");
+    let error = Error::retryable(Code::REFUSED, "no");
     settle(&queue, &head, Verdict::Retry { after: Duration::from_millis(100), error }).await;
     store.publish(&[event("a")]);
     assert!(queue.next(ALL).await.expect("next").is_empty(), "it waits behind its head");
@@ -302,7 +302,7 @@ async fn a_lost_answer_to_joining_again_does_not_end_a_relay() {
 async fn a_permanent_error_of_the_heartbeat_reaches_the_relay() {
     let store = MemoryStore::new();
     let queue = open(&store, options(Order::Key, 400)).await;
-    let error = Error::permanent("overlap", "another group reads these streams now");
+    let error = Error::permanent(Code::OVERLAP, "another group reads these streams now");
     store.fail_next_with(Verb::Heartbeat, When::Before, error);
     let told = eventually_some(PATIENCE, "the error", async || queue.next(ALL).await.err()).await;
     assert_eq!(told.code(), "overlap");

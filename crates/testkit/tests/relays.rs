@@ -3,7 +3,7 @@
 mod kit;
 
 use airtight_core::{
-    Backlog, Batch, Error, Limits, OnEnd, Relay, Relays, Result, RunningRelays, Settlement, Source,
+    Backlog, Batch, Code, Error, Limits, OnEnd, Relay, Relays, Result, RunningRelays, Settlement, Source,
     queue::Queue, relays::Ended, sinks, source::Settled, state::State,
 };
 use airtight_testkit::{memory_queue::MemoryStore, wait::eventually};
@@ -21,7 +21,7 @@ enum Broken {
 impl Source for Broken {
     async fn next(&self, _limits: Limits) -> Result<Batch> {
         match self {
-            Self::Fails => Err(Error::permanent("gone", "the slot is gone")),
+            Self::Fails => Err(Error::permanent(Code::custom("gone"), "the slot is gone")),
             Self::Panics => panic!("out of bounds"),
         }
     }
@@ -107,7 +107,7 @@ async fn one_is_ended_for_a_reason_and_a_token_stops_the_rest() {
     running.end("one", &sinks::reader_gone(airtight_core::Class::Permanent));
     let ended = next(&mut running).await.unwrap();
     assert_eq!((ended.name.as_str(), ended.is_failure()), ("one", false), "an end, and no failure");
-    assert_eq!(ended.error.unwrap().code(), sinks::READER_GONE);
+    assert_eq!(ended.error.unwrap().code(), "reader_gone");
     token.cancel();
     assert_eq!(next(&mut running).await.unwrap().name, "two");
     assert!(next(&mut running).await.is_none());

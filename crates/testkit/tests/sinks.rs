@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Capabilities, Class, Delivery, Dispatcher, Error, Event, Outcome, Sink,
+    Capabilities, Class, Code, Delivery, Dispatcher, Error, Event, Outcome, Sink,
     sinks::{FileSink, MemorySink, StdoutSink},
 };
 use airtight_testkit::{
@@ -41,7 +41,7 @@ impl SinkUnderTest for Memory {
     }
 
     async fn stop(&self) {
-        self.0.set_down(Some(Error::retryable("down", "stopped")));
+        self.0.set_down(Some(Error::retryable(Code::custom("down"), "stopped")));
     }
 
     async fn start(&self) {
@@ -57,7 +57,7 @@ impl SinkUnderTest for Memory {
     }
 
     async fn turn_away(&self, everyone: bool) {
-        self.0.set_down(everyone.then(|| Error::unavailable("away", "turned away")));
+        self.0.set_down(everyone.then(|| Error::unavailable(Code::custom("away"), "turned away")));
     }
 }
 
@@ -158,9 +158,9 @@ impl SinkUnderTest for Handlers {
         let (received, refused, away) = (self.received.clone(), self.refused.clone(), self.away.clone());
         Dispatcher::new().otherwise(move |context| {
             let answer = if *away.lock().unwrap() {
-                Err(Error::unavailable("away", "the handler's database is away"))
+                Err(Error::unavailable(Code::custom("away"), "the handler's database is away"))
             } else if refused.lock().unwrap().as_ref() == Some(&context.event.id) {
-                Err(Error::permanent("refused", "not this one"))
+                Err(Error::permanent(Code::REFUSED, "not this one"))
             } else {
                 received.lock().unwrap().push(Received::from(&*context.event));
                 Ok(())
@@ -235,8 +235,8 @@ impl Sink for Broken {
         if *self.down.lock().unwrap() {
             let outcome = match self.how {
                 Break::Lies => Outcome::Delivered,
-                Break::Blames => Outcome::Failed(Error::permanent("down", "refused")),
-                _ => Outcome::Failed(Error::unavailable("down", "down")),
+                Break::Blames => Outcome::Failed(Error::permanent(Code::custom("down"), "refused")),
+                _ => Outcome::Failed(Error::unavailable(Code::custom("down"), "down")),
             };
             return vec![outcome; batch.len()];
         }
@@ -249,7 +249,7 @@ impl Sink for Broken {
             let mut event = delivery.event.clone();
             if refused.as_ref() == Some(&event.id) {
                 broken = Some(event.aggregate_id.clone());
-                outcomes.push(Outcome::Failed(Error::permanent("refused", "not this one")));
+                outcomes.push(Outcome::Failed(Error::permanent(Code::REFUSED, "not this one")));
                 continue;
             }
             if broken.as_ref() == Some(&event.aggregate_id) && self.how != Break::LeavesHoles {
@@ -426,7 +426,7 @@ async fn a_seed_means_the_same_faults_and_retries_get_through() {
 #[tokio::test]
 async fn a_sink_that_is_down_does_not_open() {
     let sink = FaultySink::new(MemorySink::new());
-    sink.set_down(Some(Error::unavailable("down", "gone")));
+    sink.set_down(Some(Error::unavailable(Code::custom("down"), "gone")));
     assert_eq!(sink.open().await.unwrap_err().class(), Class::Unavailable);
     assert_eq!(letters(&sink.deliver(&[delivery(1, "a"), delivery(2, "a")]).await), "us");
     sink.set_down(None);

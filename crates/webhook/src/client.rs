@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use airtight_core::{Class, Error, Event, Result};
+use airtight_core::{Class, Code, Error, Event, Result};
 use reqwest::{
     Request, Response, StatusCode, Url,
     header::{DATE, HeaderMap, LOCATION, RETRY_AFTER},
@@ -89,9 +89,9 @@ impl Client {
     pub(crate) async fn send(&self, event: &Event, encoded: Encoded) -> Result<()> {
         let url = self.endpoint.of(event)?.unwrap_or_else(|| self.template.url().clone());
         self.post(url, encoded).await.map_err(|error| {
-            let is_answer = error.class() == Class::Unavailable && error.code().starts_with("http_");
+            let is_answer = error.class() == Class::Unavailable && error.http_status().is_some();
             // A proxy that wants a login wants it for all.
-            match self.endpoint.destination(event).filter(|_| is_answer && error.code() != "http_407") {
+            match self.endpoint.destination(event).filter(|_| is_answer && error.http_status() != Some(407)) {
                 Some(destination) => error.at(destination),
                 None => error,
             }
@@ -127,7 +127,7 @@ impl Client {
             message.push_str(": ");
             message.push_str(&shown);
         }
-        let mut error = Error::new(class, format!("http_{}", status.as_u16()), message);
+        let mut error = Error::new(class, Code::http(status.as_u16()), message);
         if status == StatusCode::GONE {
             error = error.lasting();
         }
@@ -150,11 +150,11 @@ impl Client {
                 }
                 false => format!("cannot connect to {origin}: {cause}"),
             };
-            Error::unavailable("connect", message)
+            Error::unavailable(Code::UNREACHABLE, message)
         } else if error.is_timeout() {
-            Error::retryable("timeout", format!("{origin} did not answer within {:?}", self.timeout))
+            Error::retryable(Code::TIMEOUT, format!("{origin} did not answer within {:?}", self.timeout))
         } else {
-            Error::retryable("request", format!("the connection to {origin} broke: {cause}"))
+            Error::retryable(Code::CONNECTION_LOST, format!("the connection to {origin} broke: {cause}"))
         }
     }
 }
@@ -198,7 +198,10 @@ fn tls(config: &Resolved) -> Result<rustls::ClientConfig> {
 }
 
 fn cannot_build(error: impl std::error::Error + 'static) -> Error {
-    Error::permanent("http_client", format!("webhook: cannot set up the HTTP client: {}", root_cause(&error)))
+    Error::permanent(
+        Code::BAD_CONFIG,
+        format!("webhook: cannot set up the HTTP client: {}", root_cause(&error)),
+    )
 }
 
 fn class(status: StatusCode) -> Class {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Error, Format, Result};
+use airtight_core::{Code, Error, Format, Result};
 use reqwest::{
     Url,
     header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue},
@@ -202,7 +202,7 @@ pub(crate) struct Resolved {
 
 /// A config error: the key, and what to do.
 pub(crate) fn bad(key: &str, what: impl fmt::Display) -> Error {
-    Error::permanent("bad_config", format!("webhook: `{key}` {what}"))
+    Error::permanent(Code::BAD_CONFIG, format!("webhook: `{key}` {what}"))
 }
 
 /// Scheme, host and port: as much of a URL as may be shown.

@@ -3,7 +3,7 @@
 //! Fields may stand in the path and in the query, never in what says whom we talk to: an event must not choose the host
 //! that gets it, signed. What is shown of a URL is its origin and the fields; path and query often hold a token.
 
-use airtight_core::{Error, Event, Result, route::Template};
+use airtight_core::{Code, Error, Event, Result, route::Template};
 use reqwest::Url;
 
 use crate::config::bad;
@@ -53,18 +53,18 @@ impl Endpoint {
     pub(crate) fn of(&self, event: &Event) -> Result<Option<Url>> {
         let Some(template) = &self.template else { return Ok(None) };
         let hidden = |error: Error| {
-            let message = error.message().replace(&format!("the template `{template}`"), "`url`");
-            Error::permanent(error.code().to_owned(), message)
+            let shown = format!("the template `{template}`");
+            error.map_message(|message| message.replace(&shown, "`url`"))
         };
         let text = template.render_with(event, encode).map_err(hidden)?;
         // As a whole segment these would mean another path, encoded or not.
         let path = text.split(['?', '#']).next().unwrap_or_default();
         if path.split('/').any(|segment| matches!(segment, "." | "..")) {
             let message = "a field of the event is `.` or `..`, which no path of a URL can hold as it is";
-            return Err(Error::permanent("bad_url", message));
+            return Err(Error::permanent(Code::BAD_URL, message));
         }
         let mut url = Url::parse(&text).map_err(|error| {
-            Error::permanent("bad_url", format!("the event's fields make no URL of `url`: {error}"))
+            Error::permanent(Code::BAD_URL, format!("the event's fields make no URL of `url`: {error}"))
         })?;
         // They are in a header already. A URL with a host can be without them.
         let _ = (url.set_username(""), url.set_password(None));

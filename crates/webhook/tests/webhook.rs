@@ -229,18 +229,18 @@ async fn silence_is_retryable_and_nobody_there_is_unavailable() {
 
     server.script([Reply::no_answer()]);
     let error = failure(&sink).await;
-    assert_eq!((error.class(), error.code()), (Class::Retryable, "request"), "{error}");
+    assert_eq!((error.class(), error.code()), (Class::Retryable, "connection_lost"), "{error}");
 
     server.stop().await;
     let error = failure(&sink).await;
-    assert_eq!((error.class(), error.code()), (Class::Unavailable, "connect"), "{error}");
+    assert_eq!((error.class(), error.code()), (Class::Unavailable, "unreachable"), "{error}");
     assert!(error.message().contains("refused"), "{error}");
 
     // Some resolvers say no at once, others let one wait.
     let nowhere = WebhookConfig::new("http://nowhere.invalid/").connect_timeout(Duration::from_secs(1));
     let nowhere = WebhookSink::new(nowhere).unwrap();
     let error = failure(&nowhere).await;
-    assert_eq!((error.class(), error.code()), (Class::Unavailable, "connect"), "{error}");
+    assert_eq!((error.class(), error.code()), (Class::Unavailable, "unreachable"), "{error}");
 }
 
 /// A port whose queue is full drops what comes next, as a firewall would.
@@ -259,7 +259,7 @@ async fn a_host_that_drops_packets_is_unavailable() {
     }
     let config = WebhookConfig::new(format!("http://{addr}/")).timeout(Duration::from_millis(500));
     let error = failure(&WebhookSink::new(config).unwrap()).await;
-    assert_eq!((error.class(), error.code()), (Class::Unavailable, "connect"), "{error}");
+    assert_eq!((error.class(), error.code()), (Class::Unavailable, "unreachable"), "{error}");
     assert!(error.message().contains("within 450ms"), "{error}");
 }
 

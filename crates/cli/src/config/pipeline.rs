@@ -179,7 +179,7 @@ pub(super) fn read_all(
         // Through the WAL, too, rows with a status are marked.
         if let (Some(table), Reading::Queue(_) | Reading::Cdc(_)) = (table, &pipeline.read) {
             let fits = table.check_attempts(pipeline.policy.max_attempts);
-            fits.map_err(|error| value.error(error.message()))?;
+            fits.map_err(|error| value.error(error.to_string()))?;
         }
         for other in &pipelines {
             check_overlap(other, &pipeline).map_err(|message| value.error(message))?;

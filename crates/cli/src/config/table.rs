@@ -89,7 +89,7 @@ pub(super) fn read(value: &Value<'_>) -> Result<Mapped> {
         None => {
             let spec = read_columns(&table)?;
             if let (Err(error), Some(status)) = (spec.check_roles(), table.get("status")) {
-                return Err(status.error(error.message()));
+                return Err(status.error(error.to_string()));
             }
             Ok(Mapped { spec, is_relay_log: false })
         }

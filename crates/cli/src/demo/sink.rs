@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight::{Capabilities, Delivery, Error, Outcome, Sink};
+use airtight::{Capabilities, Code, Delivery, Error, Outcome, Sink};
 use async_trait::async_trait;
 
 /// Of 1,000 events, how many meet which fault, each once. Which ones goes by their ids, and so by the seed: how events
@@ -178,7 +178,7 @@ impl FlakySink {
         for delivery in batch {
             let key = delivery.event.aggregate_id.as_str();
             if broken {
-                outcomes.push(failed("broken_pipe", "the connection broke"));
+                outcomes.push(failed(Code::CONNECTION_LOST, "the connection broke"));
                 continue;
             }
             if failing.contains(key) {
@@ -193,12 +193,12 @@ impl FlakySink {
             match fault {
                 Fault::Refused => {
                     failing.insert(key);
-                    outcomes.push(failed("busy", "refused this one, try again"));
+                    outcomes.push(failed(Code::BUSY, "refused this one, try again"));
                     continue;
                 }
                 Fault::Breaks => {
                     broken = true;
-                    outcomes.push(failed("broken_pipe", "the connection broke"));
+                    outcomes.push(failed(Code::CONNECTION_LOST, "the connection broke"));
                     continue;
                 }
                 Fault::None | Fault::LostAnswer => {}
@@ -207,7 +207,7 @@ impl FlakySink {
             self.arrivals.fetch_add(1, Ordering::Relaxed);
             outcomes.push(if fault == Fault::LostAnswer {
                 failing.insert(key);
-                failed("lost_answer", "took it, but the answer got lost")
+                failed(Code::TIMEOUT, "took it, but the answer got lost")
             } else {
                 Outcome::Delivered
             });
@@ -217,7 +217,7 @@ impl FlakySink {
     }
 }
 
-fn failed(code: &'static str, message: &str) -> Outcome {
+fn failed(code: Code, message: &str) -> Outcome {
     Outcome::Failed(Error::retryable(code, message))
 }
 
@@ -235,7 +235,7 @@ impl Sink for FlakySink {
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         if self.is_away() {
-            let error = Error::unavailable("refused", "nobody is there");
+            let error = Error::unavailable(Code::UNREACHABLE, "nobody is there");
             return vec![Outcome::Failed(error); batch.len()];
         }
         if fastrand::u32(0..1_000) < SLOW {

@@ -106,10 +106,15 @@ fn a_drain_goes_on_without_the_pipeline_that_ended_and_names_it() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| (one["name"].as_str().unwrap(), one["error"].is_string()))
+        .map(|one| (one["name"].as_str().unwrap(), one["error"].is_object()))
         .collect();
     assert_eq!(ended, [("one", true), ("two", false)], "{summary}");
-    assert!(summary["pipelines"][0]["code"].is_string(), "{summary}");
+    let error = &summary["pipelines"][0]["error"];
+    assert_eq!(
+        (&error["code"], &error["class"], &error["scope"]),
+        (&"overlap".into(), &"permanent".into(), &"event".into())
+    );
+    assert!(error["message"].is_string(), "{summary}");
     other.signal("TERM");
     assert!(other.wait().0.success());
 }

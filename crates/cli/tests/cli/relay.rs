@@ -86,7 +86,7 @@ fn a_file_removed_under_a_relay_ends_it_and_the_remedy_delivers_what_it_held() {
     let (status, rest) = relay.wait();
     assert_eq!(status.code(), Some(1), "{rest}");
     let error = rest.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("{rest}"));
-    let (_, remedy) = error.split_once("Mend it: ").unwrap_or_else(|| panic!("{error}"));
+    let (_, remedy) = error.split_once("Fix: ").unwrap_or_else(|| panic!("{error}"));
     let url =
         remedy.split(' ').find(|word| word.starts_with("sqlite:")).unwrap_or_else(|| panic!("{remedy}"));
     assert!(remedy.contains(&format!("--from {url}")) && remedy.contains("with --drain"), "{remedy}");

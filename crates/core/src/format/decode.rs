@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{BYTES, Format, cloudevents, headers};
-use crate::{Error, Event, Op, Payload, Result, event::Headers};
+use crate::{Code, Error, Event, Op, Payload, Result, event::Headers};
 
 /// A message as a broker hands it out.
 #[derive(Debug, Clone, Default)]
@@ -286,5 +286,5 @@ fn time(name: &str, text: &str) -> Result<OffsetDateTime> {
 }
 
 fn bad(what: &str) -> Error {
-    Error::permanent("bad_message", format!("the message {what}"))
+    Error::permanent(Code::BAD_MESSAGE, format!("the message {what}"))
 }

@@ -30,7 +30,7 @@ pub use self::{
     headers::percent_encode,
 };
 use crate::{
-    Error, Event, Op, Payload, Result,
+    Code, Error, Event, Op, Payload, Result,
     envelope::{self, field},
 };
 
@@ -157,7 +157,10 @@ impl Formats {
     pub fn parse(self, word: &str) -> Result<Format> {
         self.all().find(|format| format.as_str() == word).ok_or_else(|| {
             let known: Vec<String> = self.all().map(|format| format!("`{}`", format.as_str())).collect();
-            Error::permanent("bad_format", format!("unknown format `{word}`; there are {}", known.join(", ")))
+            Error::permanent(
+                Code::BAD_FORMAT,
+                format!("unknown format `{word}`; there are {}", known.join(", ")),
+            )
         })
     }
 }

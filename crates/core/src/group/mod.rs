@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    Class, Error, Order, Ownership, Result,
+    Class, Code, Error, Order, Ownership, Result,
     queue::{RowClaim, RowKey},
 };
 
@@ -48,9 +48,6 @@ pub trait Members: Send + Sync + 'static {
     /// Takes the relay off the list, with all its partitions.
     async fn leave(&self, member: &Member) -> Result<()>;
 }
-
-/// The error code of a claim by a relay that was evicted.
-pub const EVICTED: &str = "evicted";
 
 /// A relay as its peers see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -287,7 +284,7 @@ pub(crate) fn host_name() -> String {
 
 /// The error for a relay that was evicted.
 pub fn evicted() -> Error {
-    Error::retryable(EVICTED, "this relay's lease ran out and another relay evicted it")
+    Error::retryable(Code::EVICTED, "this relay's lease ran out and another relay evicted it")
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use crate::{Error, Result, admin::Detail, admin::Row};
+use crate::{Code, Error, Result, admin::Detail, admin::Row};
 
 /// The operator's side of a log. A consumer that nobody has heard of is an error with the code
 /// `unknown_consumer`, which names those there are.
@@ -266,26 +266,26 @@ pub fn unknown_consumer(name: &str, known: &[String]) -> Error {
     } else {
         format!("there are: {}", known.join(", "))
     };
-    Error::permanent("unknown_consumer", format!("there is no consumer `{name}`; {known}"))
+    Error::permanent(Code::UNKNOWN_CONSUMER, format!("there is no consumer `{name}`; {known}"))
 }
 
 /// Refuses an offset that cannot be, before anything moves.
 pub fn check_offset(to: i64, floor: i64, end: i64) -> Result<()> {
     if to < 0 {
         return Err(Error::permanent(
-            "bad_offset",
+            Code::BAD_OFFSET,
             format!("seq {to} is negative; 0 is the beginning, {end} the last event"),
         ));
     }
     if to > end {
         return Err(Error::permanent(
-            "bad_offset",
+            Code::BAD_OFFSET,
             format!("seq {to} is in the future: the last event has seq {end}; to skip to it say `--latest`"),
         ));
     }
     if to < floor {
         return Err(Error::permanent(
-            "before_retention",
+            Code::BEFORE_RETENTION,
             format!("events up to seq {floor} were removed by retention; the oldest place is `--earliest`"),
         ));
     }

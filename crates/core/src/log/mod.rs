@@ -33,8 +33,8 @@ pub use self::{
         Retention, Seek, SeekOptions, SeekTo, check_offset, open_publishers, unknown_consumer,
     },
     store::{
-        BEHIND_RETENTION, Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest,
-        Replay, Standing, Start, Watch, behind_retention,
+        Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest, Replay, Standing,
+        Start, Watch, behind_retention,
     },
 };
 use self::{
@@ -42,7 +42,7 @@ use self::{
     track::{Asked, Track},
 };
 use crate::{
-    Backlog, Batch, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,
+    Backlog, Batch, Code, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,
     event::MAX_PAYLOAD_BYTES,
     group::{self, LOG_GROUP, Member},
     source::Settled,
@@ -126,7 +126,7 @@ impl LogOptions {
         let name = &self.consumer;
         if name.is_empty() || name.len() > 200 || name.contains('\0') {
             return Err(Error::permanent(
-                "bad_name",
+                Code::BAD_NAME,
                 format!("a consumer's name has 1 to 200 bytes, `{name}` does not"),
             ));
         }
@@ -300,7 +300,7 @@ impl<S: LogStore> Source for Log<S> {
         if shared.track().paused {
             let name = &shared.options.consumer;
             return Err(Error::permanent(
-                "paused",
+                Code::PAUSED,
                 format!("consumer `{name}` is paused: `airtight consumers resume {name}`"),
             ));
         }

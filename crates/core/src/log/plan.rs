@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Changes, Fate, LogOptions, OnFailure, Park, track::InFlight};
-use crate::{Error, Position, Verdict, group::Member, hash::Set};
+use crate::{Code, Error, Position, Verdict, group::Member, hash::Set};
 
 /// A settle that was planned and not applied yet.
 pub(super) struct Plan {
@@ -112,13 +112,11 @@ fn spent(row: &InFlight, verdict: &Verdict) -> u32 {
 fn halt(row: &InFlight, attempts: u32, failure: &Fate, options: &LogOptions) -> Halt {
     let stop = |error: &Error| {
         let (seq, consumer) = (row.seq, &options.consumer);
-        Halt::Stop(Error::permanent(
-            "halted",
-            format!(
-                "consumer `{consumer}` halts at seq {seq}: {error}. Mend the cause and start it again, or leave \
-                 that event out with `airtight consumers seek {consumer} --to-seq {seq}`"
-            ),
-        ))
+        let message = format!("consumer `{consumer}` halts at seq {seq}: {}", error.message());
+        let cause = error.remedy().unwrap_or("remove the cause");
+        Halt::Stop(Error::permanent(Code::HALTED, message).with_remedy(format!(
+            "{cause} and start it again, or leave that event out with `airtight consumers seek {consumer} --to-seq {seq}`"
+        )))
     };
     match failure {
         Fate::Retry { after, .. } => Halt::Retry(attempts, *after),

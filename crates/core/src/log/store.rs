@@ -8,13 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::{
-    Backlog, Error, Event, Result,
+    Backlog, Code, Error, Event, Result,
     group::{Member, Members},
     queue::BadRow,
 };
-
-/// The error code of a consumer whose next events were removed by retention before it read them.
-pub const BEHIND_RETENTION: &str = "behind_retention";
 
 /// The verbs of a log in a database.
 ///
@@ -31,7 +28,7 @@ pub trait LogStore: Members {
     async fn attach(&self, member: &Member, start: Start) -> Result<()>;
 
     /// Where those of `partitions` stand that the member owns. An offset below what retention has removed is an
-    /// error with the code [`BEHIND_RETENTION`].
+    /// error with the code [`Code::BEHIND_RETENTION`].
     async fn positions(&self, member: &Member, partitions: &[u16]) -> Result<Vec<Standing>>;
 
     /// What operators have said about the consumer since.
@@ -41,11 +38,11 @@ pub trait LogStore: Members {
     ///
     /// A `seq` that is missing is passed over only when it is certain that it never will be there: a hole that
     /// an open transaction may still fill stops the read. A row that retention has removed is no hole but an
-    /// error with the code [`BEHIND_RETENTION`].
+    /// error with the code [`Code::BEHIND_RETENTION`].
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read>;
 
     /// Reads these again, in the order of `seq`, within the bounds of the request. All of them were read
-    /// before; one that is gone is an error with the code [`BEHIND_RETENTION`].
+    /// before; one that is gone is an error with the code [`Code::BEHIND_RETENTION`].
     async fn reread(&self, request: &ReadRequest<'_>, seqs: &[i64]) -> Result<Vec<LogRow>>;
 
     /// Parked events that are due, each with what is held behind it, in the order of `seq`, but for those of
@@ -268,7 +265,7 @@ pub enum Fate {
 /// The error for a consumer that retention has overtaken.
 pub fn behind_retention(consumer: &str, offset: i64, floor: i64) -> Error {
     Error::permanent(
-        BEHIND_RETENTION,
+        Code::BEHIND_RETENTION,
         format!(
             "consumer `{consumer}` stands at seq {offset}, but retention has removed events up to {floor}: \
              they cannot be delivered any more. Rebuild what it feeds and seek it (docs/operations.md, \

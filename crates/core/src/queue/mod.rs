@@ -25,10 +25,10 @@ pub use self::store::{
     BadRow, ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey, SUSPECT_AFTER,
 };
 use crate::{
-    Backlog, Batch, Delivery, Error, Limits, Order, Ownership, Policy, Position, Result, Settlement, Source,
-    Verdict,
+    Backlog, Batch, Code, Delivery, Error, Limits, Order, Ownership, Policy, Position, Result, Settlement,
+    Source, Verdict,
     event::MAX_PAYLOAD_BYTES,
-    group::{self, EVICTED, Group, Member, Pulse},
+    group::{self, Group, Member, Pulse},
     source::{Reject, Settled},
 };
 
@@ -313,7 +313,7 @@ impl<S: QueueStore> Shared<S> {
             alone: asked.alone,
         };
         let claimed = match self.store.claim(&request).await {
-            Err(error) if error.code() == EVICTED => {
+            Err(error) if error.is(&Code::EVICTED) => {
                 let _alone = self.membership.lock().await;
                 self.rejoin(asked.generation).await?;
                 return Ok(Batch::empty());

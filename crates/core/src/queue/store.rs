@@ -31,7 +31,7 @@ pub trait QueueStore: Members {
     async fn open(&self) -> Result<()>;
 
     /// Claims rows in order; see [`ClaimRequest`]. Fenced: a relay that was evicted claims nothing and gets an
-    /// error with the code [`crate::group::EVICTED`].
+    /// error with the code [`crate::Code::EVICTED`].
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed>;
 
     /// Applies verdicts, each fenced by its claim token, and says of each whether it took effect. With order,

@@ -183,6 +183,7 @@ impl Destinations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Code;
 
     fn destinations() -> Destinations {
         let base = Duration::from_secs(1);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     fn error() -> Error {
-        Error::unavailable("no_topic", "missing").at("t")
+        Error::unavailable(Code::NO_TOPIC, "missing").at("t")
     }
 
     fn names() -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Policy;
-use crate::{Class, Delivery, Error, Outcome, Verdict, queue::SUSPECT_AFTER};
+use crate::{Class, Code, Delivery, Error, Outcome, Verdict, queue::SUSPECT_AFTER};
 
 /// The verdict on a delivery. *Unavailable* is not the event's fault: it is released, and the caller opens
 /// the circuit; or it waits, for as long as `away` says, where that is about its destination alone.
@@ -45,7 +45,7 @@ pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<
     let limit = SUSPECT_AFTER + policy.crashes_alone;
     (delivery.lost_leases >= limit).then(|| {
         Error::permanent(
-            "lost_leases",
+            Code::LOST_LEASES,
             format!(
                 "relays vanished {} times while they held this event, the last {} times while it was alone: it may crash them",
                 delivery.lost_leases, policy.crashes_alone
@@ -84,29 +84,29 @@ mod tests {
     #[test]
     fn classes_become_verdicts() {
         let policy = Policy { max_attempts: 5, ..Policy::default() };
-        let retryable = || Outcome::Failed(Error::retryable("timeout", "too slow"));
+        let retryable = || Outcome::Failed(Error::retryable(Code::TIMEOUT, "too slow"));
         assert!(matches!(verdict(&delivery(4, None), retryable(), None, &policy), Verdict::Retry { .. }));
         assert!(matches!(verdict(&delivery(5, None), retryable(), None, &policy), Verdict::Dead { .. }));
         assert!(matches!(verdict(&delivery(5, Some(6)), retryable(), None, &policy), Verdict::Retry { .. }));
         assert!(matches!(verdict(&delivery(1, Some(1)), retryable(), None, &policy), Verdict::Dead { .. }));
-        let permanent = Outcome::Failed(Error::permanent("http_422", "no"));
+        let permanent = Outcome::Failed(Error::permanent(Code::http(422), "no"));
         assert!(matches!(verdict(&delivery(1, None), permanent, None, &policy), Verdict::Dead { .. }));
-        let away = Outcome::Failed(Error::unavailable("refused", "no one there"));
+        let away = Outcome::Failed(Error::unavailable(Code::REFUSED, "no one there"));
         assert!(matches!(verdict(&delivery(5, None), away, None, &policy), Verdict::Released));
-        let missing = || Outcome::Failed(Error::unavailable("no_topic", "missing").at("topic t"));
+        let missing = || Outcome::Failed(Error::unavailable(Code::NO_TOPIC, "missing").at("topic t"));
         let judged = verdict(&delivery(5, None), missing(), Some(Duration::from_secs(3)), &policy);
         let Verdict::Away { after, error } = judged else { panic!("{judged:?}") };
         assert_eq!(
             (after.as_secs(), error.code(), error.message()),
             (3, "away:no_topic", "topic t is away: missing")
         );
-        let unknown = Outcome::Unknown(Error::retryable("timeout", "order may exist"));
+        let unknown = Outcome::Unknown(Error::retryable(Code::TIMEOUT, "order may exist"));
         assert!(matches!(verdict(&delivery(1, None), unknown, None, &policy), Verdict::Unknown { .. }));
     }
 
     #[test]
     fn a_retry_waits_at_least_as_long_as_the_sink_asked() {
-        let error = Error::retryable("http_429", "slow down").with_retry_after(Duration::from_secs(77));
+        let error = Error::retryable(Code::http(429), "slow down").with_retry_after(Duration::from_secs(77));
         let judged = verdict(&delivery(1, None), Outcome::Failed(error), None, &Policy::default());
         assert!(matches!(judged, Verdict::Retry { after, .. } if after == Duration::from_secs(77)));
     }
@@ -123,9 +123,9 @@ mod tests {
                 let claimed = delivery(attempts + 1, None);
                 let outcome = match step {
                     0 => Some(Outcome::Skipped),
-                    1 => Some(Outcome::Failed(Error::unavailable("refused", "no one there"))),
+                    1 => Some(Outcome::Failed(Error::unavailable(Code::UNREACHABLE, "no one there"))),
                     2 => None,
-                    _ => Some(Outcome::Failed(Error::retryable("timeout", "too slow"))),
+                    _ => Some(Outcome::Failed(Error::retryable(Code::TIMEOUT, "too slow"))),
                 };
                 let Some(outcome) = outcome else { continue };
                 match verdict(&claimed, outcome, None, &policy) {

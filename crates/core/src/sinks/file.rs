@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 
-use crate::{Capabilities, Delivery, Error, Outcome, Result, Sink, envelope};
+use crate::{Capabilities, Code, Delivery, Error, Outcome, Result, Sink, envelope};
 
 /// Appends envelopes to a file.
 #[derive(Debug, Clone)]
@@ -47,10 +47,11 @@ impl FileSink {
         });
         match appended.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => {
-                Err(Error::unavailable("file", format!("cannot append to {}: {error}", self.path.display())))
-            }
-            Err(error) => Err(Error::retryable("file", format!("the write did not finish: {error}"))),
+            Ok(Err(error)) => Err(Error::unavailable(
+                Code::IO,
+                format!("cannot append to {}: {error}", self.path.display()),
+            )),
+            Err(error) => Err(Error::retryable(Code::IO, format!("the write did not finish: {error}"))),
         }
     }
 }
@@ -220,7 +221,7 @@ mod tests {
         // Every write to this device fails with "no space left".
         let sink = FileSink::new("/dev/full");
         let outcomes = sink.deliver(&[delivery(1)]).await;
-        assert!(matches!(&outcomes[..], [Outcome::Failed(error)] if error.code() == "file"), "{outcomes:?}");
+        assert!(matches!(&outcomes[..], [Outcome::Failed(error)] if error.code() == "io"), "{outcomes:?}");
     }
 
     #[tokio::test]

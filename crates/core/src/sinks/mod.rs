@@ -7,5 +7,5 @@ pub mod stdout;
 pub use self::{
     file::FileSink,
     memory::MemorySink,
-    stdout::{READER_GONE, StdoutSink, reader_gone},
+    stdout::{StdoutSink, reader_gone},
 };

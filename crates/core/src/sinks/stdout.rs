@@ -8,16 +8,13 @@ use std::{
 use async_trait::async_trait;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
-use crate::{Capabilities, Class, Delivery, Error, Outcome, Result, Sink, envelope};
+use crate::{Capabilities, Class, Code, Delivery, Error, Outcome, Result, Sink, envelope};
 
-/// The code of the error that ends a relay whose reader has gone: an end, and no failure.
-pub const READER_GONE: &str = "reader_gone";
-
-/// The pipe was closed at its other end, as `head` does when it has enough.
+/// The pipe was closed at its other end, as `head` does when it has enough: the end of a relay, and no failure.
 pub fn reader_gone(class: Class) -> Error {
     Error::new(
         class,
-        READER_GONE,
+        Code::READER_GONE,
         "nobody reads standard output any more; events that were not written stay in the outbox",
     )
 }
@@ -76,7 +73,7 @@ impl Sink for StdoutSink {
                     self.closed.store(true, Ordering::Relaxed);
                     reader_gone(Class::Unavailable)
                 } else {
-                    Error::unavailable("stdout", format!("cannot write to standard output: {error}"))
+                    Error::unavailable(Code::IO, format!("cannot write to standard output: {error}"))
                 };
                 vec![Outcome::Failed(error); batch.len()]
             }

@@ -4,7 +4,7 @@
 //! is claimed. What the column itself can hold, the store knows.
 
 use super::{Condition, Role, StatusSpec, TableSpec, Test};
-use crate::{Error, Result};
+use crate::{Code, Error, Result};
 
 impl StatusSpec {
     /// The roles that the table has words for, by the names that configs give them.
@@ -42,15 +42,18 @@ impl TableSpec {
                 _ => ", and a row can meet the conditions of both",
             };
             return Err(Error::permanent(
-                "bad_status_words",
+                Code::BAD_STATUS_WORDS,
                 format!(
                     "{}: the roles `{left}` and `{right}` cannot be told apart: both are `{}` in {}{how}, so events would be \
-                     delivered again and again, or never. Mend it: give each a word of its own, or a `when` that excludes \
-                     the other's, such as `less = 5` and `at_least = 5` of the same column",
+                     delivered again and again, or never",
                     self.display_name(),
                     one.word,
                     status.column,
                 ),
+            )
+            .with_remedy(
+                "give each a word of its own, or a `when` that excludes the other's, such as `less = 5` and `at_least = 5` \
+                 of the same column",
             ));
         }
         Ok(())
@@ -75,7 +78,7 @@ impl TableSpec {
         if fits {
             return Ok(());
         }
-        let mend = match when.test {
+        let remedy = match when.test {
             Test::Less if when.value >= 1 => format!(
                 "set max_attempts to {0} at most, or `less` and its counterpart of `dead` to {max_attempts}",
                 when.value
@@ -83,16 +86,17 @@ impl TableSpec {
             _ => format!("use `less = {max_attempts}`, and `at_least = {max_attempts}` for `dead`"),
         };
         Err(Error::permanent(
-            "bad_status_words",
+            Code::BAD_STATUS_WORDS,
             format!(
                 "{}: `retrying` needs {} {} {}, but with max_attempts = {max_attempts} events are tried again until it is \
-                 {last}: they would be taken for something else before. Mend it: {mend}",
+                 {last}: they would be taken for something else before",
                 self.display_name(),
                 when.column,
                 when.test.sql(),
                 when.value,
             ),
-        ))
+        )
+        .with_remedy(remedy))
     }
 }
 

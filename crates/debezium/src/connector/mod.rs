@@ -11,7 +11,7 @@ mod properties;
 use std::collections::BTreeMap;
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     settings::{bad, boolean},
 };
 use serde_json::{Map, Value, json};
@@ -192,7 +192,7 @@ fn flat(text: &str) -> Result<BTreeMap<String, String>> {
         return if is_server { properties::of_server(pairs) } else { Ok(pairs) };
     }
     let whole: Value = serde_json::from_str(text).map_err(|error| {
-        Error::permanent("bad_connector", format!("the connector's file is not JSON: {error}"))
+        Error::permanent(Code::BAD_CONNECTOR, format!("the connector's file is not JSON: {error}"))
     })?;
     let mut pairs = BTreeMap::new();
     let object = match (whole.get("config"), &whole) {
@@ -203,7 +203,7 @@ fn flat(text: &str) -> Result<BTreeMap<String, String>> {
             config
         }
         (_, Value::Object(config)) => config,
-        _ => return Err(Error::permanent("bad_connector", "the connector's file is not a JSON object")),
+        _ => return Err(Error::permanent(Code::BAD_CONNECTOR, "the connector's file is not a JSON object")),
     };
     for (key, value) in object {
         let text = match value {
@@ -344,7 +344,7 @@ impl Reader {
             // One alone is told where it is read, with what it is for.
             [] | [_] => Ok(()),
             several => Err(Error::permanent(
-                "bad_config",
+                Code::BAD_CONFIG,
                 format!("{} are missing from the connector's file", several.join(", ")),
             )),
         }

@@ -9,8 +9,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use airtight_core::{Error, Position, Result, Verdict};
-use rdkafka::{error::RDKafkaErrorCode as Code, producer::BaseRecord};
+use airtight_core::{Class, Code, Error, Position, Result, Verdict};
+use rdkafka::{error::RDKafkaErrorCode as KafkaCode, producer::BaseRecord};
 
 use super::{
     KafkaSourceConfig,
@@ -57,9 +57,8 @@ impl Letters {
         let sent = self.send_all(letters, &mut written).await;
         let written = written.into_iter().map(|at: usize| letters[at].position).collect();
         // Whatever it is, the event is kept, and the same verdict comes again.
-        let sent = sent.map_err(|error| {
-            Error::retryable(error.code().to_owned(), error.message()).context("an event cannot be put aside")
-        });
+        let sent =
+            sent.map_err(|error| error.with_class(Class::Retryable).context("an event cannot be put aside"));
         (written, sent)
     }
 
@@ -72,7 +71,7 @@ impl Letters {
         }
         let producer = self.client.producer()?;
         let reports = Arc::<Reports>::default();
-        let (mut open, mut fallen): (usize, Vec<(usize, Code)>) = (0, Vec::new());
+        let (mut open, mut fallen): (usize, Vec<(usize, KafkaCode)>) = (0, Vec::new());
         for (at, letter) in letters.iter().enumerate() {
             let record = BaseRecord {
                 topic: &topics[at],
@@ -111,14 +110,16 @@ impl Letters {
         // Whatever made a message fall has ended the producer.
         self.client.discard(&producer);
         // Perhaps the topic takes them in smaller requests: the next try is the same letters again.
-        let too_large = fallen.iter().filter(|(_, code)| *code == Code::MessageSizeTooLarge);
+        let too_large = fallen.iter().filter(|(_, code)| *code == KafkaCode::MessageSizeTooLarge);
         let sizes: Vec<usize> = too_large.map(|(at, _)| letters[*at].raw.size()).collect();
         if sizes.len() > 1 {
             self.client.shrink_batches(sizes.iter().sum());
         }
         Err(match self.client.fate(&topics[at], code) {
             Fate::Suspect(error) | Fate::Away(error) => error,
-            Fate::Collateral => Error::retryable("producer", format!("Kafka's client has ended ({code})")),
+            Fate::Collateral => {
+                Error::retryable(Code::CLIENT_ENDED, format!("Kafka's client has ended ({code})"))
+            }
         })
     }
 
@@ -151,7 +152,7 @@ impl Letters {
         ];
         if let Some(error) = error {
             headers.push((ERROR_CODE, error.code().to_owned()));
-            headers.push((ERROR, error.message().chars().take(MAX_ERROR).collect()));
+            headers.push((ERROR, error.to_string().chars().take(MAX_ERROR).collect()));
         }
         if let Verdict::Retry { after, .. } = &letter.verdict {
             let due = (SystemTime::now() + *after).duration_since(UNIX_EPOCH).unwrap_or_default();

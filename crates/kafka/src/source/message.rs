@@ -3,7 +3,7 @@
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use airtight_core::{
-    Error, Event, Format, Result,
+    Code, Error, Event, Format, Result,
     format::{Incoming, decode},
 };
 use bytes::Bytes;
@@ -122,7 +122,7 @@ impl Raw {
     pub(crate) fn event(&self, format: Format, origin: &Origin) -> Result<Event> {
         let Some(headers) = &self.headers else {
             return Err(Error::permanent(
-                "bad_message",
+                Code::BAD_MESSAGE,
                 "the message has a header whose name is not UTF-8 text",
             ));
         };

@@ -24,12 +24,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Backlog, Batch, Class, Error, Limits, Result, Settlement, Source, source::Settled};
+use airtight_core::{
+    Backlog, Batch, Class, Code, Error, Limits, Result, Settlement, Source, source::Settled,
+};
 use async_trait::async_trait;
 use rdkafka::{
     config::FromClientConfigAndContext,
     consumer::{BaseConsumer, Consumer},
-    error::RDKafkaErrorCode as Code,
+    error::RDKafkaErrorCode as KafkaCode,
 };
 use tokio::sync::oneshot;
 
@@ -127,7 +129,7 @@ impl Source for KafkaSource {
         self.letters.open().await.map_err(may_pass)?;
         consumer
             .subscribe(&self.shared.config.subscription())
-            .map_err(|error| Error::retryable("kafka", format!("cannot subscribe: {error}")))?;
+            .map_err(|error| Error::retryable(Code::SERVER_ERROR, format!("cannot subscribe: {error}")))?;
         let (tell, ended) = oneshot::channel();
         let consumer = Arc::new(consumer);
         *self.member() = Some(Member { consumer: Arc::downgrade(&consumer), ended: Some(ended) });
@@ -139,7 +141,7 @@ impl Source for KafkaSource {
         });
         thread
             .map(drop)
-            .map_err(|error| Error::retryable("thread", format!("no thread to poll Kafka: {error}")))
+            .map_err(|error| Error::retryable(Code::NO_THREAD, format!("no thread to poll Kafka: {error}")))
     }
 
     async fn next(&self, limits: Limits) -> Result<Batch> {
@@ -176,7 +178,7 @@ impl Source for KafkaSource {
 
     async fn backlog(&self) -> Result<Backlog> {
         let consumer = self.member().as_ref().and_then(|member| member.consumer.upgrade());
-        let consumer = consumer.ok_or_else(|| Error::retryable("closed", "the source is not open"))?;
+        let consumer = consumer.ok_or_else(|| Error::retryable(Code::NOT_OPEN, "the source is not open"))?;
         let shared = self.shared.clone();
         let unfinished = blocking(move || {
             backlog::unfinished(&shared, &consumer).map_err(|error| {
@@ -213,8 +215,8 @@ fn connect(shared: &Arc<Shared>) -> Result<KafkaConsumer> {
         };
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         let code = match found {
-            Some(found) => found.error().map(Code::from),
-            None => Some(Code::UnknownTopicOrPartition),
+            Some(found) => found.error().map(KafkaCode::from),
+            None => Some(KafkaCode::UnknownTopicOrPartition),
         };
         if let Some(code) = code {
             return Err(no_topic(&config.connection.brokers, topic, code));
@@ -223,16 +225,16 @@ fn connect(shared: &Arc<Shared>) -> Result<KafkaConsumer> {
     Ok(consumer)
 }
 
-fn no_topic(brokers: &str, topic: &str, code: Code) -> Error {
+fn no_topic(brokers: &str, topic: &str, code: KafkaCode) -> Error {
     match code {
-        Code::TopicAuthorizationFailed => Error::unavailable(
-            "rights",
+        KafkaCode::TopicAuthorizationFailed => Error::unavailable(
+            Code::NOT_PERMITTED,
             format!(
                 "Kafka at {brokers} does not let this user read from topic `{topic}`: grant Read and Describe on it"
             ),
         ),
-        Code::UnknownTopicOrPartition | Code::UnknownTopic => Error::retryable(
-            "no_topic",
+        KafkaCode::UnknownTopicOrPartition | KafkaCode::UnknownTopic => Error::retryable(
+            Code::NO_TOPIC,
             format!(
                 "topic `{topic}` does not exist at {brokers}: create it, or see whether the name is right"
             ),
@@ -243,16 +245,16 @@ fn no_topic(brokers: &str, topic: &str, code: Code) -> Error {
 
 /// A cluster that is away, or a topic that is missing, may come; wrong credentials do not mend themselves.
 fn may_pass(error: Error) -> Error {
-    match (error.class(), error.code()) {
-        (Class::Unavailable, "credentials" | "rights" | "tls" | "not_kafka") => error,
-        (Class::Unavailable, code) => Error::retryable(code.to_owned(), error.message()),
-        _ => error,
+    const LASTING: [Code; 4] = [Code::CREDENTIALS, Code::NOT_PERMITTED, Code::TLS, Code::WRONG_PROTOCOL];
+    if error.class() != Class::Unavailable || LASTING.iter().any(|code| error.is(code)) {
+        return error;
     }
+    error.with_class(Class::Retryable)
 }
 
 /// librdkafka's calls that wait.
 async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(call)
         .await
-        .unwrap_or_else(|_| Err(Error::retryable("shutdown", "the runtime is shutting down")))
+        .unwrap_or_else(|_| Err(Error::retryable(Code::STOPPING, "the runtime is shutting down")))
 }

@@ -16,12 +16,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Error, Ownership};
+use airtight_core::{Code, Error, Ownership};
 use rdkafka::{
     ClientContext, Offset, TopicPartitionList,
     config::RDKafkaLogLevel,
     consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol},
-    error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code},
+    error::{KafkaError, KafkaResult, RDKafkaErrorCode as KafkaCode},
     types::RDKafkaRespErr,
 };
 use tokio::sync::Notify;
@@ -250,11 +250,11 @@ impl Shared {
             }
             // Not a member any more: the rebalance that follows takes the partitions away.
             Err(KafkaError::ConsumerCommit(
-                code @ (Code::UnknownMemberId
-                | Code::IllegalGeneration
-                | Code::FencedInstanceId
-                | Code::FencedMemberEpoch
-                | Code::StaleMemberEpoch),
+                code @ (KafkaCode::UnknownMemberId
+                | KafkaCode::IllegalGeneration
+                | KafkaCode::FencedInstanceId
+                | KafkaCode::FencedMemberEpoch
+                | KafkaCode::StaleMemberEpoch),
             )) => {
                 tracing::warn!(target: "airtight::kafka", group = self.config.group, %code, "offsets refused: these events come again");
                 true
@@ -349,42 +349,42 @@ fn make_room(shared: &Shared, consumer: &KafkaConsumer) {
 }
 
 fn complain(shared: &Shared, consumer: &KafkaConsumer, error: &KafkaError) {
-    let code = error.rdkafka_error_code().unwrap_or(Code::Fail);
+    let code = error.rdkafka_error_code().unwrap_or(KafkaCode::Fail);
     let brokers = &shared.config.connection.brokers;
     let group = &shared.config.group;
     match code {
-        Code::AutoOffsetReset | Code::OffsetOutOfRange | Code::LogTruncation => {
+        KafkaCode::AutoOffsetReset | KafkaCode::OffsetOutOfRange | KafkaCode::LogTruncation => {
             let gone = gone(shared, consumer);
             shared.track().failed.get_or_insert(gone);
         }
         _ if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
             let fatal = Error::permanent(
-                "kafka",
+                Code::SERVER_ERROR,
                 format!("Kafka has ended the membership in group `{group}`: {error}"),
             );
             shared.track().failed.get_or_insert(fatal);
         }
         // The rebalance that follows says it all.
-        Code::PollExceeded => {
+        KafkaCode::PollExceeded => {
             tracing::warn!(target: "airtight::kafka", "this process slept past `max.poll.interval.ms`");
         }
-        Code::GroupAuthorizationFailed => {
+        KafkaCode::GroupAuthorizationFailed => {
             let message = format!(
                 "Kafka at {brokers} does not let this user read as group `{group}`: grant Read on it"
             );
-            shared.track().trouble = Some(Error::unavailable("rights", message));
+            shared.track().trouble = Some(Error::unavailable(Code::NOT_PERMITTED, message));
         }
-        Code::TopicAuthorizationFailed => {
+        KafkaCode::TopicAuthorizationFailed => {
             let topics = shared.config.subscription().join("`, `");
             let message = format!(
                 "Kafka at {brokers} does not let this user read from `{topics}`: grant Read and Describe"
             );
-            shared.track().trouble = Some(Error::unavailable("rights", message));
+            shared.track().trouble = Some(Error::unavailable(Code::NOT_PERMITTED, message));
         }
-        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
+        KafkaCode::UnknownTopicOrPartition | KafkaCode::UnknownTopic | KafkaCode::UnknownPartition => {
             let topics = shared.config.subscription().join("`, `");
             let message = format!("one of the topics `{topics}` does not exist at {brokers} any more");
-            shared.track().trouble = Some(Error::retryable("no_topic", message));
+            shared.track().trouble = Some(Error::retryable(Code::NO_TOPIC, message));
         }
         _ => {
             let away = shared.away();
@@ -413,7 +413,7 @@ fn gone(shared: &Shared, consumer: &KafkaConsumer) -> Error {
     }
     let what = if lost.is_empty() { "it cannot be told which".to_owned() } else { lost.join("; ") };
     Error::permanent(
-        "offset_gone",
+        Code::BEHIND_RETENTION,
         format!(
             "messages that group `{group}` has not read are gone, most likely by the topic's retention: {what}. Nothing is skipped by itself: see what is missing, then move the group (kafka-consumer-groups --group {group} --reset-offsets --to-earliest --execute --topic …) and start again"
         ),

@@ -15,7 +15,7 @@ use std::{
 };
 
 use airtight_core::{
-    Batch, Delivery, Error, Event, Limits, Order, Ownership, Position, Settlement, Verdict,
+    Batch, Code, Delivery, Error, Event, Limits, Order, Ownership, Position, Settlement, Verdict,
     source::{Reject, Settled},
 };
 
@@ -440,7 +440,7 @@ fn hand_out(batch: &mut Batch, position: Position, open: &Open, event: Result<Ev
 fn halted(origin: &Origin, error: &Error) -> Error {
     let Origin { place: Place { topic, partition }, offset, .. } = origin;
     Error::permanent(
-        "no_dead_letter_topic",
+        Code::NO_DEAD_LETTER_TOPIC,
         format!(
             "the event at {topic}/{partition}/{offset} cannot be handled ({}: {error}), and there is no dead-letter topic to put it aside: set `dead_letter_topic`, or mend what is wrong, or move the group's offset past it by hand",
             error.code()

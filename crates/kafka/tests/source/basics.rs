@@ -231,7 +231,7 @@ async fn the_relay_keeps_order_while_handlers_fail() {
             async move {
                 // Every seventh event fails twice.
                 if context.event.seq % 7 == 0 && context.attempt < 3 {
-                    return Err(airtight_core::Error::retryable("busy", "not yet"));
+                    return Err(airtight_core::Error::retryable(airtight_core::Code::BUSY, "not yet"));
                 }
                 log.note(&context);
                 Ok(())

@@ -108,7 +108,7 @@ async fn opening_says_what_is_wrong_and_whether_it_may_pass() {
             Class::Unavailable,
             "refuses the login",
         ),
-        ("kafka://127.0.0.1:1/t?group=g".to_owned(), "connect", Class::Retryable, "cannot be reached"),
+        ("kafka://127.0.0.1:1/t?group=g".to_owned(), "unreachable", Class::Retryable, "cannot be reached"),
     ] {
         let mut config = KafkaSourceConfig::from_url(&url).unwrap();
         config.connection.connect_timeout = Duration::from_secs(2);

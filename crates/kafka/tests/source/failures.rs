@@ -3,8 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use airtight_core::{
-    CancellationToken, Class, Dispatcher, Error, Order, Outcome, Policy, Relay, Settlement, Source, Verdict,
-    dispatch::Context,
+    CancellationToken, Class, Code, Dispatcher, Error, Order, Outcome, Policy, Relay, Settlement, Source,
+    Verdict, dispatch::Context,
 };
 use airtight_kafka::{KafkaSource, Retry};
 use airtight_testkit::wait::eventually_some;
@@ -37,7 +37,7 @@ async fn the_dead_go_to_their_topic_as_they_came() {
     let taken = take(&source, 3).await;
     source.settle(&[verdict(&taken[0], retry(Duration::from_millis(1)))]).await.unwrap();
     let again = take(&source, 1).await;
-    let unknown = Verdict::Unknown { error: Error::retryable("timeout", "nobody knows") };
+    let unknown = Verdict::Unknown { error: Error::retryable(Code::TIMEOUT, "nobody knows") };
     let settled = source
         .settle(&[
             verdict(&again[0], dead()),
@@ -112,7 +112,11 @@ async fn without_a_dead_letter_topic_it_halts_and_skips_nothing() {
     config.dead_letter_topic = None;
     let handlers = || {
         Dispatcher::new().otherwise(|context: Context| async move {
-            if context.event.seq == 3 { Err(Error::permanent("no_good", "no good")) } else { Ok(()) }
+            if context.event.seq == 3 {
+                Err(Error::permanent(Code::custom("no_good"), "no good"))
+            } else {
+                Ok(())
+            }
         })
     };
     for _ in 0..2 {
@@ -208,8 +212,8 @@ async fn a_retry_topic_lets_others_pass_and_brings_the_event_back_when_it_is_due
             seen.lock().unwrap().push((context.event.id.clone(), std::time::Instant::now()));
             assert!(!context.event.headers.keys().any(|name| name.starts_with("airtight-")));
             match context.event.payload.as_bytes() {
-                b"1" if context.attempt < 3 => Outcome::Failed(Error::retryable("busy", "not yet")),
-                b"1" => Outcome::Failed(Error::permanent("no_good", "never")),
+                b"1" if context.attempt < 3 => Outcome::Failed(Error::retryable(Code::BUSY, "not yet")),
+                b"1" => Outcome::Failed(Error::permanent(Code::custom("no_good"), "never")),
                 _ => Outcome::Delivered,
             }
         }
@@ -273,7 +277,7 @@ async fn messages_that_retention_took_are_an_error_with_the_place() {
 
     let source = open(config(&brokers, &topic)).await;
     let error = eventually_some(PATIENCE, "an error", async || source.next(LIMITS).await.err()).await;
-    assert_eq!((error.code(), error.class()), ("offset_gone", Class::Permanent));
+    assert_eq!((error.code(), error.class()), ("behind_retention", Class::Permanent));
     let expected = format!("{topic}/{behind} stands at offset 3, and the oldest message is 10: 7 are gone");
     assert!(error.message().contains(&expected), "{error}");
     assert!(error.message().contains("--reset-offsets"), "{error}");

@@ -7,8 +7,8 @@ use std::{
 };
 
 use airtight_core::{
-    Batch, CancellationToken, Delivery, Dispatcher, Error, Event, Limits, Outcome, Policy, Position, Relay,
-    Result, Settlement, Sink, Source, Verdict, dispatch::Context, relay::Summary,
+    Batch, CancellationToken, Code, Delivery, Dispatcher, Error, Event, Limits, Outcome, Policy, Position,
+    Relay, Result, Settlement, Sink, Source, Verdict, dispatch::Context, relay::Summary,
 };
 use airtight_kafka::{KafkaConfig, KafkaConnection, KafkaSink, KafkaSource, KafkaSourceConfig};
 use airtight_testkit::{deliveries::sample_event, ledger, wait::eventually_some};
@@ -205,11 +205,11 @@ pub(crate) fn delivered(deliveries: &[Delivery]) -> Vec<Settlement> {
 }
 
 pub(crate) fn retry(after: Duration) -> Verdict {
-    Verdict::Retry { after, error: Error::retryable("busy", "come back later") }
+    Verdict::Retry { after, error: Error::retryable(Code::BUSY, "come back later") }
 }
 
 pub(crate) fn dead() -> Verdict {
-    Verdict::Dead { error: Error::permanent("no_good", "no good at all") }
+    Verdict::Dead { error: Error::permanent(Code::custom("no_good"), "no good at all") }
 }
 
 pub(crate) fn seqs(deliveries: &[Delivery]) -> Vec<i64> {

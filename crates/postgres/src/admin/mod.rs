@@ -4,7 +4,7 @@ mod prune;
 mod report;
 
 use airtight_core::{
-    Error, NewEvent, Published, Result,
+    Code, Error, NewEvent, Published, Result,
     admin::{
         Acted, Admin, BlockedKey, Detail, Filter, Finding, Prune, Removed, Row as ListRow, Status,
         StreamStatus,
@@ -367,7 +367,7 @@ pub(crate) async fn matching(
             .map_err(doing("looking for the event"))?;
         if found > 1 && c.spec.seq.is_none() && condition.contains("extract(") {
             return Err(Error::permanent(
-                "ambiguous",
+                Code::AMBIGUOUS,
                 format!("several events were written at {id}, which stands for their time: give an id"),
             ));
         }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     admin::{Finding, SlotStatus},
     group::CDC_GROUP,
     table::{literal, quote},
@@ -160,7 +160,7 @@ impl PgOutbox {
                 format!("there are: {}", known.join(", "))
             };
             return Err(Error::permanent(
-                "unknown_consumer",
+                Code::UNKNOWN_CONSUMER,
                 format!("no reader of {} has the slot `{name}`; {known}", c.outbox),
             ));
         }
@@ -177,7 +177,7 @@ impl PgOutbox {
             .map_err(&failed)?;
         if let Some(host) = live {
             return Err(Error::permanent(
-                "in_use",
+                Code::IN_USE,
                 format!("a relay on {host} reads the slot `{name}`: stop it first"),
             ));
         }

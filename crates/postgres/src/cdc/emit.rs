@@ -1,6 +1,6 @@
 //! Publishing an event without a table.
 
-use airtight_core::{Error, NewEvent, Payload, Result};
+use airtight_core::{Code, Error, NewEvent, Payload, Result};
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
@@ -20,13 +20,13 @@ impl PgOutbox {
             Payload::Json(text) => Some(String::from_utf8_lossy(text).into_owned()),
             Payload::Bytes(_) => {
                 return Err(Error::permanent(
-                    "bad_event",
+                    Code::BAD_EVENT,
                     "payload is bytes, and an event without a table has JSON",
                 ));
             }
         };
         let headers = serde_json::to_string(&event.headers)
-            .map_err(|error| Error::permanent("bad_event", format!("headers: {error}")))?;
+            .map_err(|error| Error::permanent(Code::BAD_EVENT, format!("headers: {error}")))?;
         let sql = format!(
             "SELECT {}($1, $2, $3, $4, $5::jsonb, $6::jsonb, $7, $8, $9, $10, $11)",
             self.own("emit")

@@ -10,7 +10,7 @@
 //! In place of `payload` there may be `payloadBase64`, for bytes. All but the first five can be left out or null;
 //! keys that are not known are passed over, so that a later version can add some.
 
-use airtight_core::{Error, Event, Op, Payload, Result, event::Headers, queue::BadRow};
+use airtight_core::{Code, Error, Event, Op, Payload, Result, event::Headers, queue::BadRow};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -88,7 +88,10 @@ fn decode(content: &Bytes, body: &Body<'_>, context: &Context) -> Result<Event> 
         payload: payload(content, body, context.max_payload)?,
         headers: match body.headers {
             Some(headers) => serde_json::from_str(headers.get()).map_err(|error| {
-                Error::permanent("bad_headers", format!("headers are not a JSON object of strings: {error}"))
+                Error::permanent(
+                    Code::BAD_HEADERS,
+                    format!("headers are not a JSON object of strings: {error}"),
+                )
             })?,
             None => Headers::new(),
         },
@@ -117,7 +120,7 @@ fn payload(content: &Bytes, body: &Body<'_>, max: usize) -> Result<Payload> {
     };
     if payload.len() > max {
         let message = format!("payload has {} bytes, the limit is {max}", payload.len());
-        return Err(Error::permanent("payload_too_large", message));
+        return Err(Error::permanent(Code::TOO_LARGE, message));
     }
     Ok(payload)
 }
@@ -140,7 +143,7 @@ fn read<T: DeserializeOwned>(name: &str, raw: Option<&RawValue>) -> Result<Optio
 }
 
 fn bad(what: impl Into<String>) -> Error {
-    Error::permanent("bad_row", what)
+    Error::permanent(Code::BAD_ROW, what)
 }
 
 #[cfg(test)]
@@ -226,7 +229,7 @@ mod tests {
         let bad = super::event(with("stream", Value::Null), &CONTEXT).unwrap_err();
         assert_eq!((bad.id.as_str(), bad.key.as_deref()), ("1", Some("k")));
         let large = super::event(with("payload", json!("x".repeat(100))), &CONTEXT).unwrap_err();
-        assert_eq!(large.error.code(), "payload_too_large");
+        assert_eq!(large.error.code(), "too_large");
     }
 
     proptest! {

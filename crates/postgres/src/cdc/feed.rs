@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use bytes::Bytes;
 
 use super::{Lsn, pgoutput::Tuple, row::Mapping};
@@ -130,7 +130,7 @@ impl Feed {
         let is_partly_here = self.counted < self.last();
         if let Some(open) = self.open.map(|(open, _)| open).filter(|open| is_partly_here && *open != at) {
             return Err(Error::permanent(
-                "diverged",
+                Code::DIVERGED,
                 format!(
                     "the stream now has a transaction at {at} where it had one at {open}: this server is not a \
                      continuation of the one that was read before"

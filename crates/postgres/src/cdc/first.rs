@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use airtight_core::{Class, Error, Result, table::literal};
+use airtight_core::{Class, Code, Error, Result, table::literal};
 use bytes::Bytes;
 use tokio::time::Instant;
 
@@ -88,7 +88,7 @@ impl Session {
         if entered.await? {
             return Ok(());
         }
-        Err(Error::retryable("fenced", "another relay has taken the reader over"))
+        Err(Error::retryable(Code::FENCED, "another relay has taken the reader over"))
     }
 
     /// Makes the slot, which waits for all transactions that are open, and says for which.

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Class, Error, Result};
+use airtight_core::{Class, Code, Error, Result};
 
 use super::{Shared, session::Session, wire::Wire};
-use crate::error::doing;
+use crate::error::{doing, sqlstate};
 
 /// How often it is looked: as often as relays look after each other.
 const LOOK: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ impl Session {
                 Ok(()) => {}
                 Err(error)
                     if error.class() == Class::Permanent
-                        || error.code() == "mute"
+                        || error.is(&Code::TIMEOUT)
                         || is_going_down(&error) =>
                 {
                     return error;
@@ -98,7 +98,7 @@ impl Session {
             Some(_) => return Ok(()),
         };
         Err(Error::retryable(
-            "mute",
+            Code::TIMEOUT,
             format!(
                 "nothing came over the replication connection for {} s, though the server was asked every second and \
                  {does}: the connection is given up",
@@ -131,7 +131,7 @@ impl Session {
             };
             if idle == 2 {
                 return Err(Error::retryable(
-                    "mute",
+                    Code::TIMEOUT,
                     format!(
                         "{what}: the server is done with it, and its answer does not come: the connection is given up"
                     ),
@@ -161,7 +161,7 @@ impl Session {
 /// Whether an error says that the server shuts down, or is not up yet: it takes no connections. One connection that is ended
 /// (57P01) says nothing of the others.
 pub(super) fn is_going_down(error: &Error) -> bool {
-    error.message().contains("57P03")
+    error.sqlstate() == Some(sqlstate::CANNOT_CONNECT_NOW)
 }
 
 /// Ends the connections of the pool that nobody uses, until a session has begun again: a smart shutdown waits for them,

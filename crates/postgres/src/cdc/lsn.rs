@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use airtight_core::Error;
+use airtight_core::{Code, Error};
 
 /// A log sequence number, written like PostgreSQL writes it: `16/B374D848`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -32,7 +32,7 @@ impl FromStr for Lsn {
         };
         parse().ok_or_else(|| {
             Error::permanent(
-                "bad_lsn",
+                Code::BAD_LSN,
                 format!("`{text}` is no place in the WAL; one looks like 16/B374D848"),
             )
         })

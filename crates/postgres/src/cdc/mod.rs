@@ -54,7 +54,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Backoff, Error, Result,
+    Backlog, Backoff, Code, Error, Result,
     group::{CDC_GROUP, Member, Members, Pulse},
     log::{Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::{BadRow, RowClaim},
@@ -193,12 +193,12 @@ impl Shared {
     }
 
     fn columns(&self) -> Result<&EventColumns> {
-        self.columns.get().ok_or_else(|| Error::permanent("not_open", "the reader was not opened"))
+        self.columns.get().ok_or_else(|| Error::permanent(Code::NOT_OPEN, "the reader was not opened"))
     }
 
     fn contents(&self) -> Result<&str> {
         let contents = self.contents.get().map(String::as_str);
-        contents.ok_or_else(|| Error::permanent("not_open", "the reader was not opened"))
+        contents.ok_or_else(|| Error::permanent(Code::NOT_OPEN, "the reader was not opened"))
     }
 
     fn reader<'a>(&'a self, name: &'a str) -> Result<Reader<'a>> {
@@ -244,7 +244,7 @@ impl Shared {
             *life = Life::default();
             self.renew.store(true, Ordering::Release);
             return Err(Error::retryable(
-                "promoted",
+                Code::PROMOTED,
                 "another server was promoted; beginning where it stands",
             ));
         }
@@ -269,7 +269,7 @@ impl Shared {
         *life = Life { timeline, ..Life::default() };
         self.renew.store(true, Ordering::Release);
         Err(Error::retryable(
-            "set_back",
+            Code::SET_BACK,
             format!(
                 "the server was set back to an earlier state, before {}; beginning where it stands. Events that were \
                  delivered since then are not in the database any more",
@@ -442,7 +442,7 @@ impl LogStore for PgCdc {
         let columns = EventColumns::load(&shared.outbox, &mut conn).await?;
         if columns.spec.log.lookup.is_some() {
             return Err(Error::permanent(
-                "no_lookup",
+                Code::NO_LOOKUP,
                 format!(
                     "{} only refers to its payload, which a row of the WAL cannot be joined with: read it as a log",
                     columns.outbox
@@ -513,7 +513,7 @@ impl LogStore for PgCdc {
             let feed = shared.feed();
             if shared.life().begun {
                 let Some(rows) = feed.after(request.after) else {
-                    return Err(Error::retryable("moved", "the reader was moved; taking it up again"));
+                    return Err(Error::retryable(Code::MOVED, "the reader was moved; taking it up again"));
                 };
                 taken.extend(rows.take(request.events).map(|(seq, raw)| (seq, raw.clone())));
             }
@@ -546,7 +546,7 @@ impl LogStore for PgCdc {
             seqs.iter().map_while(|seq| Some((*seq, feed.get(*seq)?.clone()))).collect()
         };
         if raws.is_empty() {
-            return Err(Error::retryable("moved", "the reader was moved; taking it up again"));
+            return Err(Error::retryable(Code::MOVED, "the reader was moved; taking it up again"));
         }
         let (mut rows, mut bytes) = (Vec::new(), 0);
         for (seq, raw) in raws {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use airtight_core::{Error, Result, group::CDC_GROUP, log::LogOptions};
+use airtight_core::{Code, Error, Result, group::CDC_GROUP, log::LogOptions};
 
 /// How an outbox is followed through the WAL.
 #[derive(Clone, PartialEq, Eq)]
@@ -80,14 +80,14 @@ impl CdcOptions {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if name.is_empty() || name.len() > 63 || !name.chars().all(fits) {
             return Err(Error::permanent(
-                "bad_name",
+                Code::BAD_NAME,
                 format!(
                     "a slot's name has 1 to 63 lower-case letters, digits and underscores, `{name}` does not"
                 ),
             ));
         }
         if self.publication.is_empty() || self.publication.len() > 63 {
-            return Err(Error::permanent("bad_name", "a publication's name has 1 to 63 bytes"));
+            return Err(Error::permanent(Code::BAD_NAME, "a publication's name has 1 to 63 bytes"));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use airtight_core::Error;
+use airtight_core::{Code, Error};
 use bytes::Bytes;
 
 use super::lsn::Lsn;
@@ -142,7 +142,7 @@ impl std::error::Error for Malformed {}
 impl From<Malformed> for Error {
     /// No event is to blame: the stream is.
     fn from(malformed: Malformed) -> Self {
-        Self::unavailable("bad_message", malformed.to_string())
+        Self::unavailable(Code::BAD_WAL, malformed.to_string())
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backoff, Error, Result,
+    Backoff, Code, Error, Result,
     event::MAX_PAYLOAD_BYTES,
     group::Member,
     log::{Changes, Fate, LogRow, Park, Standing},
@@ -257,7 +257,7 @@ async fn write(
         let feed = shared.feed();
         for one in changes.map_or(&[][..], |changes| &changes.park) {
             let (row, identity) = parked(shared, feed.get(one.seq))
-                .ok_or_else(|| Error::retryable("moved", "the reader was moved; taking it up again"))?;
+                .ok_or_else(|| Error::retryable(Code::MOVED, "the reader was moved; taking it up again"))?;
             let fate = match &one.fate {
                 Fate::Dead { error } => Some((error, false)),
                 Fate::Unknown { error } => Some((error, true)),
@@ -304,7 +304,7 @@ async fn write(
             shared.look.notify_one();
             shared.verify(member.consumer()).await?;
             return Err(Error::retryable(
-                "publication_changed",
+                Code::PUBLICATION_CHANGED,
                 "the publication was changed, though nothing is missing for that; storing the position again",
             ));
         }
@@ -331,7 +331,7 @@ async fn wait_for(shared: &Shared, transactions: HashSet<u32>) -> Result<()> {
     while state::are_running(&shared.outbox, &transactions).await? {
         if Instant::now() >= end {
             return Err(Error::retryable(
-                "postgres",
+                Code::SERVER_ERROR,
                 "a transaction that is committed does not become visible",
             ));
         }

@@ -7,7 +7,7 @@
 //! seconds. Others than those are a gap.
 
 use airtight_core::{
-    Class, Error, Result,
+    Class, Code, Error, Result,
     table::{literal, quote},
 };
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,11 @@ use super::{
     slot,
     state::{Phase, Stored},
 };
-use crate::{PgOutbox, columns::EventColumns, error::doing};
+use crate::{
+    PgOutbox,
+    columns::EventColumns,
+    error::{doing, sqlstate},
+};
 
 /// The first version whose publications can have schemas.
 const SCHEMAS: i32 = 150_000;
@@ -127,7 +131,7 @@ impl Reader<'_> {
                     "the publication `{}` is gone, and what was committed without it is in no stream",
                     self.publication
                 );
-                Err(self.gap("publication_lost", what, None, stored).await)
+                Err(self.gap(Code::PUBLICATION_LOST, what, None, stored).await)
             }
             Publication::Unfit(unfit) => {
                 let mend = left.map_or(unfit.mend.clone(), |sql| format!("{sql}; {}", unfit.mend));
@@ -141,7 +145,7 @@ impl Reader<'_> {
                     "{what} (`{}` of {shown}). What was committed meanwhile may be missing",
                     self.publication
                 );
-                Err(self.gap("publication_changed", what, left, stored).await)
+                Err(self.gap(Code::PUBLICATION_CHANGED, what, left, stored).await)
             }
         }
     }
@@ -212,7 +216,7 @@ impl Reader<'_> {
                     "the slot `{}` is there, and its publication `{}` is not: what the slot has cannot be read without it",
                     self.name, self.publication
                 );
-                Err(self.gap("publication_lost", what, None, stored).await)
+                Err(self.gap(Code::PUBLICATION_LOST, what, None, stored).await)
             }
             Publication::Unfit(unfit) => {
                 Err(self.gap(unfit.code, unfit.what, Some(unfit.mend), stored).await)
@@ -275,18 +279,16 @@ impl Reader<'_> {
         conn.commit().await
     }
 
-    pub(super) async fn gap(
-        &self,
-        code: &'static str,
-        what: String,
-        mend: Option<String>,
-        stored: &Stored,
-    ) -> Error {
+    pub(super) async fn gap(&self, code: Code, what: String, mend: Option<String>, stored: &Stored) -> Error {
         let advice = slot::recovery(self.outbox, self.columns, self.name, stored).await;
-        let mend = mend.map_or(String::new(), |sql| {
-            format!(". Before that, run what stands at the end of this message. Mend it: {sql}")
-        });
-        Error::permanent(code, format!("{what}. {advice}{mend}"))
+        match mend {
+            Some(sql) => Error::permanent(
+                code,
+                format!("{what}. {advice}. Before that, run the fix at the end of this message"),
+            )
+            .with_remedy(sql),
+            None => Error::permanent(code, format!("{what}. {advice}")),
+        }
     }
 
     /// Makes the publication if it is not there, or refuses one that would leave something out. Returns whether it was made.
@@ -303,11 +305,11 @@ impl Reader<'_> {
         match self.run(&sql, "creating the publication").await {
             Ok(()) => {}
             // Another relay was faster.
-            Err(error) if error.message().contains("42710") => return Ok(false),
+            Err(error) if error.sqlstate() == Some(sqlstate::DUPLICATE_OBJECT) => return Ok(false),
             Err(error) if error.class() == Class::Retryable => return Err(error),
             Err(error) => {
-                let message = format!("{error}. Have it made by somebody who may: {sql}");
-                return Err(Error::permanent("no_publication", message));
+                let message = format!("{}. A role that may must create the publication", error.message());
+                return Err(Error::permanent(Code::NO_PUBLICATION, message).with_remedy(sql));
             }
         }
         tracing::info!(publication = self.publication, table = self.columns.outbox, "made the publication");
@@ -382,7 +384,7 @@ pub(crate) enum Publication {
 /// What is wrong with a publication, and the statement against it.
 #[derive(Debug)]
 pub(crate) struct Unfit {
-    code: &'static str,
+    code: Code,
     what: String,
     mend: String,
 }
@@ -390,7 +392,7 @@ pub(crate) struct Unfit {
 impl Unfit {
     /// For a start that has lost nothing yet.
     pub(crate) fn error(&self) -> Error {
-        Error::permanent(self.code, format!("{}. Mend it: {}", self.what, self.mend))
+        Error::permanent(self.code.clone(), &self.what).with_remedy(&self.mend)
     }
 }
 
@@ -421,8 +423,7 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     // Renamed: it is read on under its number, until a connection must find it by its name.
     let Some(row) = row else { return Ok(Publication::Fits) };
     let flag = |name: &str| row.try_get::<Option<bool>, _>(name).map_err(&failed);
-    let unfit =
-        |code: &'static str, what: String, mend: String| Ok(Publication::Unfit(Unfit { code, what, mend }));
+    let unfit = |code: Code, what: String, mend: String| Ok(Publication::Unfit(Unfit { code, what, mend }));
     let (table, shown, publication) = (&c.table, &c.outbox, quote(name));
     // Not SET TABLE: the publication may have other tables.
     let again = format!(
@@ -430,7 +431,7 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     );
     if let Some(unlogged) = row.try_get::<Option<String>, _>("unlogged").map_err(&failed)? {
         return unfit(
-            "unlogged",
+            Code::UNLOGGED,
             format!("{unlogged} is unlogged, so the WAL has nothing of it"),
             format!("ALTER TABLE {unlogged} SET LOGGED"),
         );
@@ -440,21 +441,21 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
         // What it publishes beside them is somebody's.
         let publishes: String = row.try_get("publishes").map_err(&failed)?;
         return unfit(
-            "bad_publication",
+            Code::BAD_PUBLICATION,
             format!("the publication `{name}` leaves inserts out"),
             format!("ALTER PUBLICATION {publication} SET (publish = '{publishes}')"),
         );
     }
     if flag("partitioned")? == Some(true) && flag("pubviaroot")? != Some(true) {
         return unfit(
-            "bad_publication",
+            Code::BAD_PUBLICATION,
             format!("{shown} is partitioned, and the publication `{name}` would name its partitions"),
             format!("ALTER PUBLICATION {publication} SET (publish_via_partition_root = true)"),
         );
     }
     if flag("listed")? != Some(true) {
         return unfit(
-            "bad_publication",
+            Code::BAD_PUBLICATION,
             format!("the publication `{name}` does not have the table {shown}"),
             format!("ALTER PUBLICATION {publication} ADD TABLE {table}"),
         );
@@ -475,7 +476,7 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
         let Some(row) = row else { return Ok(Publication::Missing) };
         if row.try_get("filtered").map_err(&failed)? {
             return unfit(
-                "bad_publication",
+                Code::BAD_PUBLICATION,
                 format!("the publication `{name}` filters rows of {shown}"),
                 again,
             );
@@ -489,7 +490,7 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
             .collect();
         if !missing.is_empty() {
             return unfit(
-                "bad_publication",
+                Code::BAD_PUBLICATION,
                 format!(
                     "the publication `{name}` leaves out columns of {shown} that the mapping needs: {}",
                     missing.join(", ")

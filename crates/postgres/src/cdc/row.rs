@@ -8,7 +8,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use airtight_core::{
-    Error, Event, Op, Payload, Result,
+    Code, Error, Event, Op, Payload, Result,
     event::{Headers, SourceColumn, SourceRow, check_json},
     queue::BadRow,
     table::{Condition, Field, PayloadKind, Role, TableSpec, Test},
@@ -95,7 +95,7 @@ impl Mapping {
     pub(crate) fn new(spec: &TableSpec, columns: Arc<[SourceColumn]>) -> Result<Self> {
         if let Some(lookup) = &spec.log.lookup {
             return Err(Error::permanent(
-                "no_lookup",
+                Code::NO_LOOKUP,
                 format!(
                     "{} has its payloads in {}, and a row of the WAL cannot be joined: read it with `log`",
                     spec.display_name(),
@@ -172,7 +172,7 @@ impl Mapping {
     fn wrong_type(&self, spec: &TableSpec, at: usize, wanted: &str) -> Error {
         let SourceColumn { name, type_oid, .. } = &self.columns[at];
         Error::permanent(
-            "bad_column",
+            Code::BAD_COLUMN,
             format!(
                 "{}: column {name} (type {type_oid}) does not hold {wanted}: correct the mapping",
                 spec.display_name()
@@ -205,20 +205,23 @@ impl Mapping {
     fn decode(&self, values: &[Option<Bytes>], context: &Context) -> Result<Event> {
         if values.len() != self.columns.len() {
             return Err(Error::permanent(
-                "bad_row",
+                Code::BAD_ROW,
                 format!("the row has {} values, the table {} columns", values.len(), self.columns.len()),
             ));
         }
         let required = |source: &Source, name: &str| {
             self.source(values, source)?.map(Cow::into_owned).ok_or_else(|| {
-                Error::permanent("bad_row", format!("{name} is NULL, which the mapping does not allow"))
+                Error::permanent(Code::BAD_ROW, format!("{name} is NULL, which the mapping does not allow"))
             })
         };
         let payload = self.payload(values, context.max_payload)?;
         let headers = match self.optional_text(values, self.headers)?.as_deref() {
             None | Some("{}") => Headers::new(),
             Some(json) => serde_json::from_str(json).map_err(|error| {
-                Error::permanent("bad_headers", format!("headers are not a JSON object of strings: {error}"))
+                Error::permanent(
+                    Code::BAD_HEADERS,
+                    format!("headers are not a JSON object of strings: {error}"),
+                )
             })?,
         };
         let extra = self.extra(values)?;
@@ -278,7 +281,7 @@ impl Mapping {
                 return Ok(());
             }
             let message = format!("payload has {length} bytes, the limit is {max}");
-            Err(Error::permanent("payload_too_large", message))
+            Err(Error::permanent(Code::TOO_LARGE, message))
         };
         let bytes = match self.payload_kind {
             PayloadKind::Bytes => Some(self.payload),
@@ -337,7 +340,7 @@ impl Mapping {
             Seq::None => Some(0),
         };
         seq.ok_or_else(|| {
-            Error::permanent("bad_row", "column seq: it is NULL, which the mapping does not allow")
+            Error::permanent(Code::BAD_ROW, "column seq: it is NULL, which the mapping does not allow")
         })
     }
 
@@ -345,7 +348,7 @@ impl Mapping {
         let Some(at) = self.schema_version else { return Ok(1) };
         let Some(version) = self.integer(values, at)? else { return Ok(1) };
         i32::try_from(version).map_err(|_| {
-            Error::permanent("bad_row", format!("column schema_version: {version} has over 32 bits"))
+            Error::permanent(Code::BAD_ROW, format!("column schema_version: {version} has over 32 bits"))
         })
     }
 
@@ -469,7 +472,7 @@ impl Find<'_> {
             return Ok(());
         }
         Err(Error::permanent(
-            "bad_column",
+            Code::BAD_COLUMN,
             format!(
                 "{} has no column {} in the WAL: correct the mapping, or the column list of the publication (generated \
                  columns are not in the WAL)",
@@ -493,7 +496,7 @@ pub(crate) fn texts(tuple: &Tuple, columns: &[SourceColumn]) -> Result<Vec<Optio
             }
             Value::Unchanged => {
                 return Err(Error::permanent(
-                    "bad_row",
+                    Code::BAD_ROW,
                     format!("value {at} was left out, and an insert has all"),
                 ));
             }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Class, Error, Result, SourceColumn, group::Member, table::quote};
+use airtight_core::{Class, Code, Error, Result, SourceColumn, group::Member, table::quote};
 use bytes::{Buf, Bytes};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -24,7 +24,7 @@ use super::{
     values::builtin,
     wire::Wire,
 };
-use crate::error::doing;
+use crate::error::{doing, sqlstate};
 
 /// How often the server is told how far we are, and asked how far it is.
 const STATUS: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ impl Session {
         // What this process holds must not keep the server up.
         health::let_go(&self.shared);
         let message = format!("{error}. Reading goes on when the server is back");
-        Error::retryable("shutting_down", message)
+        Error::retryable(Code::SHUTTING_DOWN, message)
     }
 
     async fn read(&mut self) -> Result<std::convert::Infallible> {
@@ -112,8 +112,9 @@ impl Session {
             slot::start_command(self.name(), from.lsn, &options.publication, messages, self.version);
         wire.copy_both(&command, "starting the stream").await.map_err(|error| {
             // Gone since it was looked at: the next look says what that means.
-            let gone = error.message().contains("42704") && error.message().contains(self.name());
-            if gone { Error::retryable("slot_gone", error.message().to_owned()) } else { error }
+            let gone =
+                error.sqlstate() == Some(sqlstate::UNDEFINED_OBJECT) && error.message().contains(self.name());
+            if gone { Error::retryable(Code::SLOT_GONE, error.message().to_owned()) } else { error }
         })?;
         // From here on nobody else can touch it, so that what is seen now is what is read.
         self.check_gap(slot::find(&self.shared.outbox, self.name()).await?.as_ref(), &server).await?;
@@ -126,18 +127,19 @@ impl Session {
             error = self.watch(pid) => error,
         };
         wire.close().await;
-        if error.code() == "diverged" {
+        if error.is(&Code::DIVERGED) {
             let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
             let stored = state::load(outbox, c, self.name()).await?;
             let advice = slot::recovery(outbox, c, self.name(), &stored).await;
-            return Err(Error::permanent("diverged", format!("{error}. {advice}")));
+            return Err(Error::permanent(Code::DIVERGED, format!("{error}. {advice}")));
         }
         if error.class() == Class::Permanent {
             // The server may have stumbled over a publication that is not there: that says more.
             self.shared.verify(self.name()).await?;
             // It may be back by now. The server reads these changes as of their own time, when it was not there, and stumbles
             // again at every start.
-            if error.message().contains("42704") && error.message().contains(&self.shared.options.publication)
+            if error.sqlstate() == Some(sqlstate::UNDEFINED_OBJECT)
+                && error.message().contains(&self.shared.options.publication)
             {
                 let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
                 let stored = state::load(outbox, c, self.name()).await?;
@@ -146,7 +148,7 @@ impl Session {
                 return Err(self
                     .shared
                     .reader(self.name())?
-                    .gap("publication_lost", what, None, &stored)
+                    .gap(Code::PUBLICATION_LOST, what, None, &stored)
                     .await);
             }
         }
@@ -159,7 +161,7 @@ impl Session {
         let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
         // Whoever has the reader ends the connections of others, so it must be ours.
         if !state::owns(outbox, c, &self.member, self.epoch).await? {
-            return Err(Error::retryable("fenced", "another relay has taken the reader over"));
+            return Err(Error::retryable(Code::FENCED, "another relay has taken the reader over"));
         }
         let slot = self.free_slot().await?;
         if let Some(slot) = &slot {
@@ -199,7 +201,7 @@ impl Session {
             if others || Instant::now() >= deadline {
                 let holder = holder.filter(|name| !name.is_empty()).unwrap_or_else(|| "somebody".into());
                 return Err(Error::permanent(
-                    "slot_in_use",
+                    Code::IN_USE,
                     format!(
                         "the slot `{}` is being read by {holder} (pid {pid}): stop that one, or take another slot \
                          (`--slot NAME`). To end it: SELECT pg_terminate_backend({pid})",
@@ -281,18 +283,17 @@ impl Session {
         if let Some(found) = found.and_then(|(oid, schema)| Some((u32::try_from(oid).ok()?, schema))) {
             return Ok(found);
         }
-        let what = match self.shared.reader(self.name())?.name_now().await? {
-            Some(name) => format!(
-                "the table {} is now called {name}. Nothing is skipped. Mend it: ALTER TABLE {name} RENAME TO {}",
-                c.outbox,
-                quote(&c.spec.table)
+        let (what, remedy) = match self.shared.reader(self.name())?.name_now().await? {
+            Some(name) => (
+                format!("the table {} is now called {name}. Nothing is skipped", c.outbox),
+                format!("ALTER TABLE {name} RENAME TO {}", quote(&c.spec.table)),
             ),
-            None => format!(
-                "the table {} is gone: it was dropped, or renamed. Correct the table's name",
-                c.outbox
+            None => (
+                format!("the table {} is gone: it was dropped, or renamed", c.outbox),
+                "correct the table's name".to_owned(),
             ),
         };
-        Err(Error::permanent("not_migrated", what))
+        Err(Error::permanent(Code::NO_TABLE, what).with_remedy(remedy))
     }
 
     async fn stream(&self, wire: &mut Wire) -> Error {
@@ -350,7 +351,7 @@ impl Session {
                 () = room, if !has_room => {}
                 changed = acked.changed() => {
                     if changed.is_err() {
-                        return Err(Error::retryable("closed", "the reader was closed"));
+                        return Err(Error::retryable(Code::NOT_OPEN, "the reader was closed"));
                     }
                     self.tell(wire, false).await?;
                 }
@@ -358,7 +359,7 @@ impl Session {
                 _ = status.tick() => {
                     if has_room && self.silence() > SILENCE {
                         return Err(Error::retryable(
-                            "unreachable",
+                            Code::TIMEOUT,
                             format!("the server has said nothing for {} s, though asked", SILENCE.as_secs()),
                         ));
                     }
@@ -446,7 +447,7 @@ fn take_in(
     asked: &mut Option<Lsn>,
 ) -> Result<Option<Described>> {
     let short =
-        || Error::permanent("bad_wal", "the server has sent a message of the stream that is too short");
+        || Error::permanent(Code::BAD_WAL, "the server has sent a message of the stream that is too short");
     match frame.first() {
         Some(b'k') if frame.len() >= 18 => {
             frame.advance(1);
@@ -467,7 +468,7 @@ fn take_in(
     frame.advance(16);
     let message = pgoutput::parse(frame).map_err(|malformed| {
         Error::permanent(
-            "bad_wal",
+            Code::BAD_WAL,
             format!(
                 "the message at {start} of the stream cannot be read ({malformed}). Nothing is skipped: the relay \
                  stops here, and everything before it is delivered. Report it with the server's version"
@@ -494,7 +495,7 @@ fn take_in(
             Some(Known::Other) => {}
             None => {
                 return Err(Error::permanent(
-                    "bad_wal",
+                    Code::BAD_WAL,
                     format!(
                         "the stream has at {start} a row of a table ({relation}) that it never described"
                     ),

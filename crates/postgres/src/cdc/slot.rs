@@ -3,7 +3,7 @@
 //! What is not as it must be is refused with the statement that mends it.
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     table::{literal, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
@@ -13,7 +13,11 @@ use super::{
     state::{Phase, Stored},
     wire::{Endpoint, Wire},
 };
-use crate::{PgOutbox, columns::EventColumns, error::doing};
+use crate::{
+    PgOutbox,
+    columns::EventColumns,
+    error::{doing, sqlstate},
+};
 
 /// The first version that sends messages of the WAL.
 pub(super) const MESSAGES: i32 = 140_000;
@@ -80,16 +84,17 @@ pub(super) async fn check_server(outbox: &PgOutbox, endpoint: &Endpoint) -> Resu
     conn.commit().await?;
     let wal_level: String = row.try_get("wal_level").map_err(&failed)?;
     if row.try_get::<bool, _>("standby").map_err(&failed)? {
-        return Err(Error::unavailable("read_only", "this server is a standby: name the primary"));
+        return Err(Error::unavailable(Code::READ_ONLY, "this server is a standby: name the primary"));
     }
     if wal_level != "logical" {
         return Err(Error::permanent(
-            "wal_level",
+            Code::WAL_LEVEL,
             format!(
                 "the server writes its WAL with wal_level = {wal_level}, from which no rows can be read. Set it and \
-                 restart the server: ALTER SYSTEM SET wal_level = 'logical'"
+                 restart the server"
             ),
-        ));
+        )
+        .with_remedy("ALTER SYSTEM SET wal_level = 'logical'"));
     }
     let role: String = row.try_get("role").map_err(&failed)?;
     let mut wire = Wire::connect_for_replication(endpoint).await.map_err(|error| no_right(error, &role))?;
@@ -99,10 +104,11 @@ pub(super) async fn check_server(outbox: &PgOutbox, endpoint: &Endpoint) -> Resu
 }
 
 fn no_right(error: Error, role: &str) -> Error {
-    if error.code() != "permission" {
+    if !error.is(&Code::NOT_PERMITTED) {
         return error.context("connecting for replication");
     }
-    Error::permanent("no_replication", format!("{error}. Grant it: ALTER ROLE {} REPLICATION", quote(role)))
+    Error::permanent(Code::NO_REPLICATION, error.message())
+        .with_remedy(format!("ALTER ROLE {} REPLICATION", quote(role)))
 }
 
 /// The version, as a number.
@@ -196,7 +202,10 @@ pub(super) async fn check_kind(outbox: &PgOutbox, name: &str, slot: &Slot) -> Re
         _ if slot.temporary => "is a temporary one of somebody else's".into(),
         _ => return Ok(()),
     };
-    Err(Error::permanent("bad_slot", format!("the slot `{name}` {what}: take another name (`--slot NAME`)")))
+    Err(Error::permanent(
+        Code::BAD_SLOT,
+        format!("the slot `{name}` {what}: take another name (`--slot NAME`)"),
+    ))
 }
 
 /// From where to go on. Refuses to go on over a gap: whatever lies between what was settled and what the slot still has is
@@ -217,7 +226,7 @@ pub(super) async fn check_gap(
 ) -> Result<Stored> {
     let at = stored.lsn.map_or("its beginning".into(), |lsn| lsn.to_string());
     let known = stored.clone();
-    let lost = |code: &'static str, what: String| async move {
+    let lost = |code: Code, what: String| async move {
         let advice = recovery(outbox, c, name, &known).await;
         Err(Error::permanent(code, format!("{what}. {advice}")))
     };
@@ -226,14 +235,14 @@ pub(super) async fn check_gap(
         let why = slot.why_lost();
         let what =
             format!("the server has given up the slot `{name}`, and with it everything after {at}: {why}");
-        return lost("slot_lost", what).await;
+        return lost(Code::SLOT_LOST, what).await;
     }
     if stored.phase == Phase::New {
         return Ok(stored);
     }
     if stored.system.as_ref().is_some_and(|system| *system != server.system) {
         return lost(
-            "other_server",
+            Code::OTHER_SERVER,
             format!("the position {at} of `{name}` was stored on another server: this database was copied or restored"),
         )
         .await;
@@ -243,8 +252,11 @@ pub(super) async fn check_gap(
         if stored.phase == Phase::Snapshot && stored.lsn.is_none() {
             return Ok(stored);
         }
-        return lost("slot_lost", format!("the slot `{name}` is gone, and with it everything after {at}"))
-            .await;
+        return lost(
+            Code::SLOT_LOST,
+            format!("the slot `{name}` is gone, and with it everything after {at}"),
+        )
+        .await;
     };
     let at = stored.lsn.unwrap_or_default();
     if let Some(confirmed) =
@@ -261,7 +273,7 @@ pub(super) async fn check_gap(
             return Ok(stored);
         }
         return lost(
-            "slot_moved",
+            Code::SLOT_MOVED,
             format!(
                 "the slot `{name}` stands at {confirmed}, but only what is before {at} was delivered: it was made anew \
                  or moved by hand, and {} bytes of WAL are skipped",
@@ -339,13 +351,10 @@ pub(super) async fn create(
     };
     let command = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {options}", quote(name));
     let made = wire.ask(&command, "creating the slot").await.map_err(|error| {
-        if error.message().contains("53400") {
-            Error::permanent(
-                "no_slots",
-                format!(
-                    "{error}: free one (SELECT pg_drop_replication_slot('NAME')), or raise max_replication_slots and \
-                     restart the server"
-                ),
+        if error.sqlstate() == Some(sqlstate::CONFIGURATION_LIMIT) {
+            Error::permanent(Code::NO_SLOTS, error.message()).with_remedy(
+                "free one (SELECT pg_drop_replication_slot('NAME')), or raise max_replication_slots and restart the \
+                 server",
             )
         } else {
             error

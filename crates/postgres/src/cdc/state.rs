@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use airtight_core::{
-    Error, Event, Payload, Result,
+    Code, Error, Event, Payload, Result,
     group::Member,
     log::{Changes, Fate, LogRow, Park, Standing, Watch},
     queue::BadRow,
@@ -88,7 +88,7 @@ pub(super) async fn attach(
         .map_err(&failed)?;
     if found.is_none() {
         return Err(Error::permanent(
-            "overlap",
+            Code::OVERLAP,
             format!(
                 "the slot `{}` serves another outbox: take another name (`--slot NAME`)",
                 member.consumer()
@@ -104,7 +104,7 @@ pub(super) async fn load(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Res
     let stored = load_in(outbox, &mut conn, c, name).await?;
     conn.commit().await?;
     stored.ok_or_else(|| {
-        Error::permanent("unknown_consumer", format!("the reader `{name}` was removed while it ran"))
+        Error::permanent(Code::UNKNOWN_CONSUMER, format!("the reader `{name}` was removed while it ran"))
     })
 }
 
@@ -294,7 +294,7 @@ pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
         .map_err(doing("looking after the reader"))?;
     conn.commit().await?;
     let (paused, revision) = found.ok_or_else(|| {
-        Error::permanent("unknown_consumer", format!("the reader `{name}` was removed while it ran"))
+        Error::permanent(Code::UNKNOWN_CONSUMER, format!("the reader `{name}` was removed while it ran"))
     })?;
     Ok(Watch { paused, revision })
 }

@@ -11,7 +11,7 @@ mod types;
 mod words;
 mod zone;
 
-use airtight_core::{Error, Result, admin::Finding, table::StatusSpec};
+use airtight_core::{Code, Error, Result, admin::Finding, table::StatusSpec};
 use sqlx::{AssertSqlSafe, FromRow, Row, postgres::PgRow};
 
 use crate::{
@@ -32,7 +32,7 @@ pub(crate) async fn findings(
     let mut problems = types::problems(outbox, c).await?;
     problems.extend(zone::unknown(outbox, c).await?);
     if let Some(status) = status {
-        problems.extend(c.spec.check_roles().err().map(|error| error.message().to_owned()));
+        problems.extend(c.spec.check_roles().err().map(|error| error.to_string()));
         // What the server thinks of a word depends on its column, which may be of the wrong type altogether.
         if problems.is_empty() {
             problems.extend(words::problems(outbox, c, status).await?);
@@ -53,7 +53,7 @@ pub(crate) async fn at_start(outbox: &PgOutbox, c: &EventColumns, status: Option
         findings(outbox, c, status).await?.into_iter().partition(|finding| finding.fatal);
     if !fatal.is_empty() {
         let messages: Vec<String> = fatal.into_iter().map(|finding| finding.message).collect();
-        return Err(Error::permanent("bad_table", messages.join("; ")));
+        return Err(Error::permanent(Code::BAD_TABLE, messages.join("; ")));
     }
     for note in notes {
         tracing::warn!(outbox = c.outbox, "{}", note.message);

@@ -108,7 +108,7 @@ async fn of_lookup(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<String>
     );
     Ok(trial(outbox, sql).await?.err().map(|why| {
         format!(
-            "{}: its payloads cannot be looked up in {table}, whose {} is to equal {}: {why}. Mend it: correct `lookup` in [table]",
+            "{}: its payloads cannot be looked up in {table}, whose {} is to equal {}: {why}. Fix: correct `lookup` in [table]",
             c.outbox, lookup.key, lookup.by
         )
     }))

@@ -56,7 +56,7 @@ pub(super) async fn problems(
     for (role, word) in &words {
         let mut refuse = |why: String, or: String| {
             problems.push(format!(
-                "{}.{column} cannot hold `{word}`, the word for `{role}`: {why}. Mend it: correct the word in \
+                "{}.{column} cannot hold `{word}`, the word for `{role}`: {why}. Fix: correct the word in \
                  [table.status]{or}",
                 c.outbox
             ));
@@ -111,7 +111,7 @@ pub(super) async fn problems(
 fn same(c: &EventColumns, column: &str, one: (&str, &str), other: (&str, &str)) -> String {
     format!(
         "{}.{column} takes `{}` and `{}`, the words for `{}` and `{}`, for the same: events would be delivered again and \
-         again, or never. Mend it: choose words in [table.status] that differ for the column, too",
+         again, or never. Fix: choose words in [table.status] that differ for the column, too",
         c.outbox, one.1, other.1, one.0, other.0
     )
 }

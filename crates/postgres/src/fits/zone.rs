@@ -28,7 +28,7 @@ pub(super) async fn unknown(outbox: &PgOutbox, c: &EventColumns) -> Result<Optio
     let known = trial(outbox, format!("SELECT now() AT TIME ZONE {} IS NULL", literal(zone))).await?;
     Ok(known.err().map(|why| {
         format!(
-            "{}: the server does not know the zone `{zone}`: {why}. Mend it: set `zone` in [table] to a name in \
+            "{}: the server does not know the zone `{zone}`: {why}. Fix: set `zone` in [table] to a name in \
              pg_timezone_names, such as `Asia/Seoul`",
             c.outbox
         )
@@ -49,9 +49,9 @@ pub(super) async fn suspicion(
     let ahead = ahead(outbox, c, status, created, theirs.as_deref()).await?;
     let set = match &theirs {
         Some(theirs) => {
-            format!("Mend it: zone = \"{theirs}\" in [table], if that is where {created} is written")
+            format!("Fix: zone = \"{theirs}\" in [table], if that is where {created} is written")
         }
-        None => format!("Mend it: set `zone` in [table] to the zone in which {created} is written"),
+        None => format!("Fix: set `zone` in [table] to the zone in which {created} is written"),
     };
     if let Some(seconds) = ahead.ours.filter(|seconds| *seconds > TOLERANCE_SECONDS) {
         let fits = ahead.theirs.is_some_and(|seconds| seconds <= TOLERANCE_SECONDS);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     admin::{Acted, BlockedKey, Detail, Filter, Finding, Row as ListRow, Status},
     event::MAX_PAYLOAD_BYTES,
     group::{CDC_GROUP, LOG_GROUP},
@@ -145,7 +145,7 @@ impl LogAdmin for PgOutbox {
             .map_err(doing("looking for the consumer's relays"))?;
         if let Some(host) = live {
             return Err(Error::permanent(
-                "in_use",
+                Code::IN_USE,
                 format!("a relay on {host} works for consumer `{consumer}`: stop it first"),
             ));
         }
@@ -436,7 +436,7 @@ async fn lag_of(
 
 /// A table without a sequence cannot be a log, but it may be followed through the WAL.
 fn is_no_log(error: &Error) -> bool {
-    matches!(error.code(), "no_seq" | "no_sequence" | "bad_sequence")
+    [Code::NO_SEQ, Code::NO_SEQUENCE, Code::BAD_SEQUENCE].iter().any(|code| error.is(code))
 }
 
 pub(crate) async fn status(outbox: &PgOutbox) -> Result<Status> {
@@ -466,7 +466,7 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             // There may be one connection only.
             conn.commit().await?;
             // Not meant to be a log, or followed in another way.
-            let fatal = error.code() != "no_seq" && outbox.readers().await?.is_empty();
+            let fatal = !error.is(&Code::NO_SEQ) && outbox.readers().await?.is_empty();
             let only_cdc = if fatal { "" } else { ". Through the WAL it can be followed: `--read cdc`" };
             return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
         }

@@ -2,7 +2,7 @@
 //! that mends it.
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     table::{literal, quote},
 };
 use sqlx::Row;
@@ -20,9 +20,9 @@ pub(super) struct Sequence {
 /// Finds the sequence and refuses a table that cannot be followed.
 pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) -> Result<Sequence> {
     let failed = doing("checking the log");
-    let refuse = |code: &'static str, what: String| Error::permanent(code, format!("{} {what}", c.outbox));
+    let refuse = |code: Code, what: String| Error::permanent(code, format!("{} {what}", c.outbox));
     let Some(seq) = &c.spec.seq else {
-        return Err(refuse("no_seq", "has no ascending column mapped: a log needs `seq`".into()));
+        return Err(refuse(Code::NO_SEQ, "has no ascending column mapped: a log needs `seq`".into()));
     };
     // A table's own sequence (serial, identity), or the one that its default draws from.
     let sequences = sqlx::query(
@@ -54,18 +54,20 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
             .as_ref()
             .map_or_else(|| quote(&name), |schema| format!("{}.{}", quote(schema), quote(&name)));
         return Err(refuse(
-            "no_sequence",
+            Code::NO_SEQUENCE,
             format!(
                 "cannot be followed: its column {seq} is {how_many}, so nobody can tell whether a missing value may \
-                 still come. Publish without that column from then on. Mend it: LOCK TABLE {table} IN SHARE ROW \
-                 EXCLUSIVE MODE; CREATE SEQUENCE {own} OWNED BY {table}.{column}; SELECT setval({text}, (SELECT \
-                 coalesce(max({column}), 0) + 1 FROM {table}), false); ALTER TABLE {table} ALTER COLUMN {column} SET \
-                 DEFAULT nextval({text})",
-                table = c.table,
-                column = quote(seq),
-                text = literal(&own),
+                 still come. Publish without that column from then on"
             ),
-        ));
+        )
+        .with_remedy(format!(
+            "LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE; CREATE SEQUENCE {own} OWNED BY {table}.{column}; SELECT \
+             setval({text}, (SELECT coalesce(max({column}), 0) + 1 FROM {table}), false); ALTER TABLE {table} ALTER COLUMN \
+             {column} SET DEFAULT nextval({text})",
+            table = c.table,
+            column = quote(seq),
+            text = literal(&own),
+        )));
     };
     let sequence =
         Sequence { oid: row.try_get("oid").map_err(&failed)?, name: row.try_get("name").map_err(&failed)? };
@@ -75,13 +77,14 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
     let name = &sequence.name;
     if increment != 1 || cache != 1 || cycle {
         let error = refuse(
-            "bad_sequence",
+            Code::BAD_SEQUENCE,
             format!(
                 "cannot be followed: its sequence has INCREMENT {increment}, CACHE {cache}{}, and values would not \
-                 be drawn in order. Mend it: ALTER SEQUENCE {name} INCREMENT 1 CACHE 1 NO CYCLE",
+                 be drawn in order",
                 if cycle { " and CYCLE" } else { "" }
             ),
-        );
+        )
+        .with_remedy(format!("ALTER SEQUENCE {name} INCREMENT 1 CACHE 1 NO CYCLE"));
         return Err(error);
     }
     let table = sqlx::query(
@@ -102,7 +105,7 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
     let unlogged: Option<String> = table.try_get("unlogged").map_err(&failed)?;
     let error = if is("standby")? {
         Some(Error::unavailable(
-            "standby",
+            Code::READ_ONLY,
             format!(
                 "{}: this server is a standby, which does not show who is publishing: follow the log on the primary",
                 c.outbox
@@ -110,24 +113,27 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
         ))
     } else if let Some(unlogged) = unlogged {
         Some(refuse(
-            "unlogged",
+            Code::UNLOGGED,
             format!(
-                "cannot be followed: {unlogged} is not logged, and a crash would empty it below the consumers' offsets. Mend it: ALTER TABLE {unlogged} SET LOGGED"
+                "cannot be followed: {unlogged} is not logged, and a crash would empty it below the consumers' offsets"
             ),
-        ))
+        )
+        .with_remedy(format!("ALTER TABLE {unlogged} SET LOGGED")))
     } else if is("hidden")? {
         Some(refuse(
-            "row_security",
+            Code::ROW_SECURITY,
             format!(
-                "cannot be followed: row security hides rows of {} from this user, and they would look like holes. Mend it: ALTER \
-                 ROLE {} BYPASSRLS",
-                c.table,
-                table.try_get::<String, _>("me").map_err(&failed)?
+                "cannot be followed: row security hides rows of {} from this user, and they would look like holes",
+                c.table
             ),
-        ))
+        )
+        .with_remedy(format!(
+            "ALTER ROLE {} BYPASSRLS",
+            table.try_get::<String, _>("me").map_err(&failed)?
+        )))
     } else if is("subscribed")? {
         Some(refuse(
-            "subscribed",
+            Code::SUBSCRIBED,
             format!(
                 "cannot be followed: a subscription feeds it, with values that were drawn on another server. Follow the \
                  log there, or take the table out: ALTER SUBSCRIPTION … SET PUBLICATION …, without {}",

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use airtight_core::{
-    Backlog, Error, Result,
+    Backlog, Code, Error, Result,
     group::Member,
     log::{Replay, Standing, Start, Watch, behind_retention},
     table::{OffsetTable, quote},
@@ -71,13 +71,13 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
     let (name, count) = (member.consumer(), member.partitions);
     if count > SLOTS {
         return Err(Error::permanent(
-            "too_many_partitions",
+            Code::TOO_MANY_PARTITIONS,
             format!("{count} partitions asked for; {SLOTS} is the most"),
         ));
     }
     if count > 1 && table.columns.spec.log.offsets.is_some() {
         return Err(Error::permanent(
-            "too_many_partitions",
+            Code::TOO_MANY_PARTITIONS,
             format!(
                 "consumer `{name}` has its offset in a table of its own, with room for one partition only"
             ),
@@ -197,7 +197,7 @@ pub(crate) async fn refuse_other_instances(
         format!("{partitions} partitions, {streams}, order {order}")
     };
     Err(Error::permanent(
-        "overlap",
+        Code::OVERLAP,
         format!(
             "consumer `{}` runs on {host} with {}, here with {}: give all of its instances the same, stop the others \
              first, or take another name",
@@ -392,7 +392,7 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
     conn.commit().await?;
     let Some(row) = row else {
         return Err(Error::permanent(
-            "unknown_consumer",
+            Code::UNKNOWN_CONSUMER,
             format!("consumer `{}` was removed while it ran", member.consumer()),
         ));
     };

@@ -42,7 +42,7 @@
 //! that a sequence skips then are holes that nobody holds. On another server, or after a restart, the watch
 //! starts over.
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use sqlx::Row;
 
 use crate::{PgOutbox, error::doing};
@@ -179,7 +179,7 @@ pub(super) async fn holders(outbox: &PgOutbox, sequence: i64) -> Result<Holders>
     conn.commit().await?;
     if row.try_get("standby").map_err(&failed)? {
         return Err(Error::unavailable(
-            "standby",
+            Code::READ_ONLY,
             "this server is a standby, which does not show who is publishing: follow the log on the primary",
         ));
     }

@@ -39,7 +39,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Error, Result,
+    Backlog, Code, Error, Result,
     group::{Member, Members, Pulse},
     log::{
         Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch,
@@ -116,7 +116,7 @@ impl LogTable {
     pub(crate) async fn load(outbox: &PgOutbox, conn: &mut Conn) -> Result<Self> {
         if outbox.options.spec.is_none() && outbox.spec.status.is_some() {
             return Err(Error::permanent(
-                "other_shape",
+                Code::WRONG_SHAPE,
                 format!(
                     "{} is a queue; a log is made by `airtight migrate --shape log`, in a table of its own (`--table NAME`)",
                     outbox.spec.display_name()
@@ -176,7 +176,7 @@ impl PgLog {
     }
 
     fn table(&self) -> Result<&Arc<LogTable>> {
-        self.table.get().ok_or_else(|| Error::permanent("not_open", "the log was not opened"))
+        self.table.get().ok_or_else(|| Error::permanent(Code::NOT_OPEN, "the log was not opened"))
     }
 
     fn server(&self) -> Option<String> {

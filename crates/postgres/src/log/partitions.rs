@@ -7,15 +7,11 @@
 
 use std::time::Duration;
 
-use airtight_core::{Error, Result, log::open_publishers, table::literal};
+use airtight_core::{Code, Error, Result, log::open_publishers, table::literal};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LogTable, consumers, publishers};
-use crate::{
-    PgOutbox,
-    error::{LOCKED, doing},
-    outbox::Conn,
-};
+use crate::{PgOutbox, error::doing, outbox::Conn};
 
 /// How long DDL waits for a lock before it lets others go first: publishers stand behind it for so long.
 pub(super) const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
@@ -80,7 +76,7 @@ impl PgOutbox {
         }
         let holders = publishers::holders(self).await?;
         Err(Error::retryable(
-            LOCKED,
+            Code::LOCKED,
             format!(
                 "{what}: transactions that are open have kept {} locked ({}); end them, or try again later",
                 self.spec.display_name(),
@@ -227,7 +223,7 @@ pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable)
     let leaves = leaves(outbox, conn, table).await?;
     let Some(net) = leaves.iter().find(|leaf| leaf.bounds.is_none()) else {
         return Ok(Some(format!(
-            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Mend it: \
+            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Fix: \
              CREATE TABLE {} PARTITION OF {} DEFAULT",
             table.columns.outbox,
             outbox.own(&format!("{}_default", outbox.options.table)),

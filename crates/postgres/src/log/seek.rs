@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     log::{Seek, SeekOptions, SeekTo, check_offset},
     table::quote,
 };
@@ -148,7 +148,7 @@ async fn at_time(
 ) -> Result<i64> {
     if let Some(removed) = floor_time.filter(|removed| time <= *removed) {
         return Err(Error::permanent(
-            "before_retention",
+            Code::BEFORE_RETENTION,
             format!(
                 "events up to {removed} were removed by retention (seq {floor}); the oldest place is `--earliest`"
             ),
@@ -156,7 +156,7 @@ async fn at_time(
     }
     let Some(created) = &table.columns.spec.created_at else {
         return Err(Error::permanent(
-            "no_time",
+            Code::NO_TIME,
             format!(
                 "{} has no column `created_at` mapped, so there is no place for a time: give a seq",
                 table.columns.outbox
@@ -177,7 +177,7 @@ async fn at_time(
         .map_err(doing("looking for the first event of that time"))?;
     let Some(first) = first else {
         return Err(Error::permanent(
-            "bad_offset",
+            Code::BAD_OFFSET,
             format!("no event was published at {time} or later; the last has seq {last}: say `--latest`"),
         ));
     };

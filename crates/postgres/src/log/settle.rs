@@ -153,7 +153,7 @@ impl Fates {
             fates.attempts.push(i32::try_from(park.attempts).unwrap_or(i32::MAX));
             fates.waits.push(wait);
             fates.codes.push(error.map(|error| storable(error.code(), 100)));
-            fates.messages.push(error.map(|error| storable(error.message(), 4_000)));
+            fates.messages.push(error.map(|error| storable(&error.to_string(), 4_000)));
         }
         fates
     }

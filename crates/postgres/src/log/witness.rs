@@ -11,14 +11,14 @@
 //! Looked at with every heartbeat, and before a consumer starts. Whoever sees it writes it down, so that starting
 //! again is no way around it: until a seek, offsets may have moved over events that nobody delivered.
 
-use airtight_core::{Error, Result, group::LOG_GROUP};
+use airtight_core::{Code, Error, Result, group::LOG_GROUP};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LogTable, consumers};
 use crate::{
     PgOutbox,
     columns::{EventColumns, col},
-    error::{LOCKED, doing},
+    error::doing,
     outbox::Conn,
 };
 
@@ -164,15 +164,16 @@ impl Look {
     pub(super) fn check(&self, c: &EventColumns, consumer: &str, memory: Option<&Memory>) -> Result<()> {
         let Some(what) = self.set_back(memory) else { return Ok(()) };
         Err(Error::permanent(
-            "sequence_behind",
+            Code::SEQUENCE_BEHIND,
             format!(
                 "{}: numbers that consumer `{consumer}` has passed are drawn again: {what}. The table was truncated with \
                  RESTART IDENTITY or restored, or its sequence was set back, and events that were published since \
                  may not have been delivered. Seeking delivers everything that is in the table, also what was delivered \
-                 before. Mend it: `airtight consumers seek {consumer} --earliest`",
+                 before",
                 c.outbox
             ),
-        ))
+        )
+        .with_remedy(format!("`airtight consumers seek {consumer} --earliest`")))
     }
 }
 
@@ -200,7 +201,7 @@ pub(super) async fn watch(
     sqlx::raw_sql(PATIENCE).execute(conn.get()).await.map_err(doing("looking after the log"))?;
     let look = match look(outbox, &mut conn, table, consumer, memory.as_ref()).await {
         // Somebody has locked the table, and nobody can publish either. The lease must not wait for him.
-        Err(error) if error.code() == LOCKED => return Ok(memory),
+        Err(error) if error.is(&Code::LOCKED) => return Ok(memory),
         look => look?,
     };
     let checked = look.check(&table.columns, consumer, memory.as_ref());

@@ -51,9 +51,9 @@ impl PgQueue {
     }
 
     fn columns(&self) -> Result<&Arc<Columns>> {
-        self.columns
-            .get()
-            .ok_or_else(|| airtight_core::Error::permanent("not_open", "the queue was not opened"))
+        self.columns.get().ok_or_else(|| {
+            airtight_core::Error::permanent(airtight_core::Code::NOT_OPEN, "the queue was not opened")
+        })
     }
 }
 
@@ -63,7 +63,7 @@ impl Members for PgQueue {
         let columns = self.columns()?;
         if columns.is_fast() && member.partitions > fast::SLOTS {
             return Err(airtight_core::Error::permanent(
-                "too_many_partitions",
+                airtight_core::Code::TOO_MANY_PARTITIONS,
                 format!("{} partitions asked for; this table has {} at most", member.partitions, fast::SLOTS),
             ));
         }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use airtight_core::{
-    Error, Order, Result, Verdict,
+    Code, Error, Order, Result, Verdict,
     group::Member,
     queue::{RowClaim, RowKey},
     table::{Condition, Count, Test, literal, quote},
@@ -12,13 +12,7 @@ use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
 use super::{int_keys, text_keys};
-use crate::{
-    PgOutbox,
-    columns::Columns,
-    error::{DEADLOCK, doing},
-    outbox::Conn,
-    session::Session,
-};
+use crate::{PgOutbox, columns::Columns, error::doing, outbox::Conn, session::Session};
 
 /// In the order in which they are applied: what holds a key back comes before what it holds back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +58,7 @@ pub(super) async fn settle(
 ) -> Result<Vec<bool>> {
     for _ in 1..TRIES {
         match settle_once(outbox, c, member, rows).await {
-            Err(error) if error.code() == DEADLOCK => tracing::debug!(%error, "settling again"),
+            Err(error) if error.is(&Code::DEADLOCK) => tracing::debug!(%error, "settling again"),
             other => return other,
         }
     }
@@ -116,7 +110,7 @@ async fn apply(
         };
         waits.push(after);
         codes.push(error.map(|error| storable(error.code(), 100)));
-        messages.push(error.map(|error| storable(error.message(), 4_000)));
+        messages.push(error.map(|error| storable(&error.to_string(), 4_000)));
     }
     let failed = doing("settling");
     if c.is_fast() {
@@ -199,7 +193,7 @@ pub(crate) async fn mark(
             .persistent(!outbox.pooled)
             .bind(rows.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>())
             .bind(text(|error| storable(error.code(), 100)))
-            .bind(text(|error| storable(error.message(), 4_000)))
+            .bind(text(|error| storable(&error.to_string(), 4_000)))
             .execute(&mut *conn)
             .await
             .map_err(&failed)?;

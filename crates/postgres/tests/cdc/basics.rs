@@ -1,6 +1,6 @@
 //! What is delivered, in which order, and what is left behind.
 
-use airtight_core::Error;
+use airtight_core::{Code, Error};
 
 use crate::support::{Fixture, Recorder, SOON, event, name};
 use airtight_testkit::wait::eventually;
@@ -64,7 +64,7 @@ async fn a_row_that_is_deleted_at_once_is_delivered_all_the_same() {
 async fn what_fails_is_parked_and_holds_its_key_only() {
     let Some(f) = Fixture::create("parks").await else { return };
     let sink = Recorder::default();
-    sink.fail("bad", || Error::retryable("down", "not now"));
+    sink.fail("bad", || Error::retryable(Code::custom("down"), "not now"));
     let relay = f.start(&sink);
     f.publish("bad", 1..3).await;
     f.publish("good", 1..4).await;

@@ -37,9 +37,9 @@ async fn every_way_to_log_in() {
         let url = |password: &str| format!("postgres://{role}:{password}@127.0.0.1:{port}/postgres");
         f.over(url("p%40ss%20w%2F%C3%B6rd%25")).await.unwrap();
         let error = f.over(url("wrong")).await.unwrap_err();
-        assert_eq!(error.code(), "auth", "{role}: {error}");
+        assert_eq!(error.code(), "credentials", "{role}: {error}");
         let error = f.over(format!("postgres://{role}@127.0.0.1:{port}/postgres")).await.unwrap_err();
-        assert_eq!(error.code(), "auth", "{role}: {error}");
+        assert_eq!(error.code(), "credentials", "{role}: {error}");
     }
     let socket = server.socket();
     f.over(format!("postgres://airtight@localhost:{port}/postgres?host={}", socket.display())).await.unwrap();
@@ -89,7 +89,7 @@ async fn every_mode_of_tls() {
     let root = |file: &str| format!("&sslrootcert={}", directory.join(file).display());
     let (own, other) = (root("own.crt"), root("other.crt"));
     let cases = [
-        ("127.0.0.1", "sslmode=disable".to_owned(), Some("auth")),
+        ("127.0.0.1", "sslmode=disable".to_owned(), Some("credentials")),
         ("127.0.0.1", "sslmode=prefer".into(), None),
         ("127.0.0.1", "sslmode=require".into(), None),
         ("127.0.0.1", format!("sslmode=verify-ca{own}"), None),

@@ -168,7 +168,10 @@ impl airtight_core::Sink for Fickle {
                 outcomes.push(Outcome::Skipped);
             } else if fastrand::u8(..100) < 3 {
                 stopped.insert(key.clone());
-                outcomes.push(Outcome::Failed(airtight_core::Error::unavailable("no_topic", "not yet")));
+                outcomes.push(Outcome::Failed(airtight_core::Error::unavailable(
+                    airtight_core::Code::NO_TOPIC,
+                    "not yet",
+                )));
             } else {
                 outcomes.extend(self.kept.deliver(std::slice::from_ref(delivery)).await);
             }

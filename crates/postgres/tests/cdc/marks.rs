@@ -1,7 +1,7 @@
 //! What the table's own status says, and going from one way of reading to another.
 
 use airtight_core::{
-    Error, Relay,
+    Code, Error, Relay,
     admin::{Admin, Filter},
     queue::QueueOptions,
 };
@@ -21,7 +21,7 @@ const STATUS: &str = "SELECT coalesce(string_agg(status || ':' || n, ' ' ORDER B
 async fn rows_are_marked_as_the_queue_would() {
     let Some(f) = Fixture::create("marks").await else { return };
     let sink = Recorder::default();
-    sink.fail("dead", || Error::permanent("never", "no such thing"));
+    sink.fail("dead", || Error::permanent(Code::custom("never"), "no such thing"));
     f.publish("dead", 1..2).await;
     f.publish("good", 1..3).await;
     f.drain(&sink).await.unwrap();
@@ -78,8 +78,8 @@ async fn a_table_with_words_of_its_own_gets_these() {
     let Foreign { db, outbox } = foreign;
     let f = Fixture::of(db, outbox).await;
     let sink = Recorder::default();
-    sink.fail("dead", || Error::permanent("never", "no"));
-    sink.fail("slow", || Error::retryable("later", "not now"));
+    sink.fail("dead", || Error::permanent(Code::custom("never"), "no"));
+    sink.fail("slow", || Error::retryable(Code::custom("later"), "not now"));
     f.drain(&sink).await.unwrap();
     f.sql(
         "INSERT INTO shop.\"Legacy Outbox\" (id, topic, kind, entity, entity_id, body) \

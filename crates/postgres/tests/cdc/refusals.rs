@@ -9,7 +9,7 @@ use crate::support::{Fixture, Recorder, SOON};
 fn says(error: &Error, code: &str, texts: &[&str]) {
     assert_eq!(error.code(), code, "{error}");
     for text in texts {
-        assert!(error.message().contains(text), "{error} should have: {text}");
+        assert!(error.to_string().contains(text), "{error} should have: {text}");
     }
 }
 
@@ -20,7 +20,7 @@ impl Fixture {
 
     /// Runs the statement that a refusal ends with.
     async fn mend(&self, error: &Error) {
-        let sql = error.message().split("Mend it: ").nth(1).unwrap_or_else(|| panic!("{error}"));
+        let sql = error.remedy().unwrap_or_else(|| panic!("{error}"));
         self.sql(sql).await;
     }
 }
@@ -59,8 +59,7 @@ async fn a_role_that_may_not_replicate() {
     // It does not own the table, so that it cannot make a publication.
     let error = f.refused().await;
     says(&error, "no_publication", &["CREATE PUBLICATION", "FOR TABLE"]);
-    let sql = error.message()[error.message().find("CREATE PUBLICATION").unwrap()..].to_owned();
-    f.sql(&sql).await;
+    f.mend(&error).await;
     f.publish("a", 1..2).await;
     let sink = Recorder::default();
     f.drain(&sink).await.unwrap();
@@ -113,7 +112,7 @@ async fn a_slot_that_somebody_else_reads() {
     let Ok(mut reader) = std::process::Command::new("pg_recvlogical").args(arguments).spawn() else { return };
     f.streams().await;
     let error = f.refused().await;
-    says(&error, "slot_in_use", &["pg_recvlogical", "pg_terminate_backend(", "--slot"]);
+    says(&error, "in_use", &["pg_recvlogical", "pg_terminate_backend(", "--slot"]);
     reader.kill().unwrap();
     reader.wait().unwrap();
     eventually(SOON, "the slot to be free", async || {
@@ -145,7 +144,7 @@ async fn publications_that_leave_something_out() {
     for (how, text) in cases {
         f.sql(&format!("DROP PUBLICATION IF EXISTS \"{name}\"; CREATE PUBLICATION \"{name}\" {how}")).await;
         let error = f.refused().await;
-        says(&error, "bad_publication", &[text, "Mend it: ALTER PUBLICATION"]);
+        says(&error, "bad_publication", &[text, "Fix: ALTER PUBLICATION"]);
         f.mend(&error).await;
         let sink = Recorder::default();
         f.publish("a", 2..3).await;

@@ -1,7 +1,7 @@
 //! Every remedy that an error of the reader prints, followed to the letter after the fault that it is printed for: no event
 //! is lost.
 //!
-//! [`Fixture::follow`] reads the message as an operator would: the statements behind "Mend it:" are run as they stand, then
+//! [`Fixture::follow`] reads the message as an operator would: the statements of its remedy are run as they stand, then
 //! `airtight cdc recover NAME` if the message has it.
 
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ impl Fixture {
     pub(crate) async fn follow(&self, error: &Error) {
         let message = error.message();
         let mut did = false;
-        if let Some((_, sql)) = message.split_once("Mend it: ") {
+        if let Some(sql) = error.remedy() {
             self.sql(sql).await;
             did = true;
         }
@@ -62,7 +62,7 @@ async fn under_a_relay(name: &str, before: &str, fault: &str, after: &str) {
     assert!(error.message().contains("airtight cdc recover"), "{error}");
     f.publish("c", 0..5).await;
     // Mended in part only, it is refused still.
-    if let Some((_, sql)) = error.message().split_once("Mend it: ") {
+    if let Some(sql) = error.remedy() {
         f.sql(sql).await;
         let again = f.drain(&sink).await.unwrap_err();
         assert!(again.message().contains("airtight cdc recover"), "{again}");
@@ -354,8 +354,7 @@ async fn a_server_without_logical_wal() {
     f.publish("b", 0..5).await;
     let sink = Recorder::default();
     let error = f.drain(&sink).await.unwrap_err();
-    let (_, sql) = error.message().split_once("restart the server: ").unwrap();
-    f.sql(sql).await;
+    f.sql(error.remedy().unwrap()).await;
     server.stop();
     server.resume();
     f = Fixture::on(&server.url()).await;
@@ -374,9 +373,9 @@ async fn a_role_without_rights() {
     f.outbox = PgOutbox::connect(&url, PgOptions::default()).await.unwrap();
     let sink = Recorder::default();
     let error = f.drain(&sink).await.unwrap_err();
-    f.sql(error.message().split_once("Grant it: ").unwrap().1).await;
+    f.sql(error.remedy().unwrap()).await;
     let error = f.drain(&sink).await.unwrap_err();
-    f.sql(error.message().split_once("Have it made by somebody who may: ").unwrap().1).await;
+    f.sql(error.remedy().unwrap()).await;
     f.drain(&sink).await.unwrap();
     assert_eq!(f.lost(&sink, "b", 5), NONE);
     f.outbox.pool().close().await;
@@ -392,7 +391,7 @@ async fn a_server_without_room_for_a_slot() {
     f.publish("b", 0..5).await;
     let error = f.drain(&sink).await.unwrap_err();
     assert_eq!(f.number("SELECT count(*) FROM pg_publication").await, 0, "a refused start leaves none");
-    let (_, sql) = error.message().split_once("free one (").unwrap();
+    let (_, sql) = error.remedy().unwrap().split_once("free one (").unwrap();
     let (sql, _) = sql.split_once("), or").unwrap();
     f.sql(&sql.replace("NAME", "standby")).await;
     f.publish("b", 5..10).await;
@@ -425,7 +424,7 @@ async fn a_slot_that_somebody_else_reads() {
     f.streams().await;
     f.publish("b", 0..10).await;
     let error = f.drain(&sink).await.unwrap_err();
-    assert_eq!(error.code(), "slot_in_use", "{error}");
+    assert_eq!(error.code(), "in_use", "{error}");
     f.sql(error.message().split_once("To end it: ").unwrap().1).await;
     reader.wait().unwrap();
     // It may have read some of them already: then the slot has moved, which has a remedy of its own.

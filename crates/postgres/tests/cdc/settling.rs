@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use airtight_core::Error;
+use airtight_core::{Code, Error};
 use airtight_testkit::wait::eventually;
 
 use crate::support::{Fixture, Recorder, Running, SOON, event};
@@ -25,7 +25,7 @@ impl Fixture {
     async fn cannot_park(&self) -> (Running, Recorder) {
         self.sql(TROUBLE).await;
         let sink = Recorder::default();
-        sink.fail("bad", || Error::permanent("never", "not this one"));
+        sink.fail("bad", || Error::permanent(Code::custom("never"), "not this one"));
         let relay = self.start(&sink);
         self.publish("good", 1..2).await;
         sink.has(1).await;
@@ -95,7 +95,7 @@ async fn a_person_who_changes_something_does_not_stop_the_reader() {
 async fn a_limit_of_attempts_of_its_own_counts_for_a_parked_event() {
     let Some(f) = Fixture::create("own_limit").await else { return };
     let sink = Recorder::default();
-    sink.fail("bad", || Error::retryable("down", "not now"));
+    sink.fail("bad", || Error::retryable(Code::custom("down"), "not now"));
     let relay = f.start(&sink);
     let mut limited = event("bad", 1);
     limited.max_attempts = Some(2);
@@ -112,7 +112,7 @@ async fn a_limit_of_attempts_of_its_own_counts_for_a_parked_event() {
 async fn the_lost_answer_of_a_write_costs_repeats_at_most() {
     let Some(f) = Fixture::create("lost_answer").await else { return };
     let sink = Recorder::default();
-    sink.fail("bad", || Error::retryable("down", "not now"));
+    sink.fail("bad", || Error::retryable(Code::custom("down"), "not now"));
     let relay = f.start(&sink);
     // All connections but the ones of this test are cut, again and again: some of them between the commit and
     // its answer.

@@ -1,7 +1,7 @@
 //! Handlers that commit their writes, the inbox's entry and the offset in one transaction, and whom their errors concern.
 
 use airtight_core::{
-    CancellationToken, Error, Outcome, Policy, Relay, Sink,
+    CancellationToken, Code, Error, Outcome, Policy, Relay, Sink,
     admin::Admin,
     log::{LogAdmin, LogOptions, ParkedFilter, SeekOptions, SeekTo},
 };
@@ -30,7 +30,7 @@ fn handlers(f: &Fixture, refuse_below: i64) -> PgHandlers {
         async move {
             sqlx::query("INSERT INTO public.effect VALUES ($1)").bind(tested.n).execute(tx).await?;
             if tested.n < refuse_below && tested.n % 2 == 1 {
-                return Err(Error::permanent("odd", "will not have it").into());
+                return Err(Error::permanent(Code::custom("odd"), "will not have it").into());
             }
             Ok(())
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, Source, Verdict,
+    Code, Error, Source, Verdict,
     admin::Admin,
     log::{LogAdmin, LogOptions, Retention, SeekOptions, SeekTo},
     table::TableSpec,
@@ -69,7 +69,9 @@ async fn the_relay_log_is_followed_as_its_document_says() {
     relay_log_publish(&f, 7, "now()").await;
     let batch = reader.look().await;
     let after = Duration::from_millis(1);
-    reader.settle(&batch, &Verdict::Retry { after, error: Error::retryable("r", "again") }).await;
+    reader
+        .settle(&batch, &Verdict::Retry { after, error: Error::retryable(Code::custom("r"), "again") })
+        .await;
     assert_eq!(f.number(offset).await, 7);
     assert_eq!(reader.seqs(1).await, [7]);
     reader.close().await;

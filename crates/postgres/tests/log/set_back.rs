@@ -7,7 +7,7 @@ use std::{
 };
 
 use airtight_core::{
-    Error, Limits, Source, Verdict,
+    Code, Error, Limits, Source, Verdict,
     admin::Admin,
     log::{LogAdmin, LogOptions, ParkedFilter, SeekOptions, SeekTo},
 };
@@ -70,7 +70,7 @@ async fn until_all_came(reader: &Reader, wanted: &BTreeSet<String>) {
 
 /// The remedy that the message names.
 async fn seek_earliest(f: &Fixture, error: &Error) {
-    assert!(error.message().contains("`airtight consumers seek c --earliest`"), "{error}");
+    assert!(error.remedy() == Some("`airtight consumers seek c --earliest`"), "{error}");
     assert!(!error.message().contains("setval("), "{error}");
     assert!(!error.message().contains("--latest"), "{error}");
     f.outbox.seek("c", SeekTo::Earliest, SeekOptions::default()).await.unwrap();
@@ -202,8 +202,13 @@ async fn what_was_parked_before_is_delivered_as_well_as_what_has_its_number_now(
     let batch = reader.look().await;
     assert_eq!(batch.len(), 20);
     let later = Duration::from_secs(4);
-    reader.settle(&batch[5..6], &Verdict::Dead { error: Error::permanent("bad", "bad") }).await;
-    reader.settle(&batch[7..8], &Verdict::Retry { after: later, error: Error::retryable("x", "x") }).await;
+    reader.settle(&batch[5..6], &Verdict::Dead { error: Error::permanent(Code::custom("bad"), "bad") }).await;
+    reader
+        .settle(
+            &batch[7..8],
+            &Verdict::Retry { after: later, error: Error::retryable(Code::custom("x"), "x") },
+        )
+        .await;
     let others: Vec<_> = batch.into_iter().enumerate().filter(|(n, _)| *n != 5 && *n != 7).collect();
     let others: Vec<_> = others.into_iter().map(|(_, one)| one).collect();
     reader.deliver(&others).await;

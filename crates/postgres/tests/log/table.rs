@@ -255,7 +255,7 @@ async fn what_would_break_the_rule_is_refused_with_the_statement_that_mends_it()
         let log = f.outbox.log(LogOptions::consumer("c"));
         let error = log.open().await.unwrap_err();
         assert_eq!(error.code(), code, "{breaks}: {error}");
-        assert!(error.message().contains(mends), "{breaks}: {error}");
+        assert!(error.remedy().unwrap_or_default().contains(mends), "{breaks}: {error}");
         let _ = log.close().await;
         f.sql(mend).await;
     }
@@ -278,7 +278,7 @@ async fn row_security_that_hides_rows_is_refused() {
         PgOutbox::connect(&url, PgOptions { shape: Shape::Log, ..PgOptions::default() }).await.unwrap();
     let error = outbox.log(LogOptions::consumer("c")).open().await.unwrap_err();
     assert_eq!(error.code(), "row_security", "{error}");
-    let (_, remedy) = error.message().split_once("Mend it: ").unwrap();
+    let remedy = error.remedy().unwrap();
     assert_eq!(remedy, format!("ALTER ROLE {role} BYPASSRLS"));
     f.publish("k", 1).await;
     f.sql(remedy).await;
@@ -304,7 +304,7 @@ async fn a_column_without_a_sequence_is_refused() {
         PgOutbox::connect(&f.db.url(), PgOptions { spec: Some(spec), ..PgOptions::default() }).await.unwrap();
     let error = outbox.log(LogOptions::consumer("c")).open().await.unwrap_err();
     assert_eq!(error.code(), "no_sequence", "{error}");
-    assert!(error.message().contains("SET DEFAULT nextval"), "{error}");
+    assert!(error.remedy().unwrap().contains("SET DEFAULT nextval"), "{error}");
     let findings = outbox.check().await.unwrap();
     assert!(findings[0].fatal, "{findings:?}");
     let row = |seq: &str| {
@@ -314,7 +314,7 @@ async fn a_column_without_a_sequence_is_refused() {
         )
     };
     f.sql(&row("1")).await;
-    let (_, remedy) = error.message().split_once("Mend it: ").unwrap();
+    let remedy = error.remedy().unwrap();
     f.sql(remedy).await;
     f.sql(&row("DEFAULT")).await;
     let reader = Reader { log: outbox.log(LogOptions::consumer("c")) };
@@ -357,12 +357,12 @@ async fn retention_behind_an_open_transaction_holds_publishers_up_for_a_moment_o
 async fn a_queue_is_not_followed_and_a_log_is_not_claimed() {
     let Some(f) = Fixture::with("shapes", PgOptions::default()).await else { return };
     let error = f.outbox.log(LogOptions::consumer("c")).open().await.unwrap_err();
-    assert!(error.code() == "other_shape" && error.message().contains("--shape log"), "{error}");
+    assert!(error.code() == "wrong_shape" && error.message().contains("--shape log"), "{error}");
     let log = PgOutbox::connect(&f.db.url(), PgOptions { shape: Shape::Log, ..PgOptions::default() })
         .await
         .unwrap();
     let error = log.migrate().await.unwrap_err();
-    assert_eq!(error.code(), "other_shape", "{error}");
+    assert_eq!(error.code(), "wrong_shape", "{error}");
     let second = PgOptions { shape: Shape::Log, table: "events".into(), ..PgOptions::default() };
     let second = PgOutbox::connect(&f.db.url(), second).await.unwrap();
     second.migrate().await.unwrap();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Error, Limits, Source, Verdict,
+    Code, Error, Limits, Source, Verdict,
     log::{LogAdmin, LogOptions, ParkedFilter},
 };
 
@@ -14,8 +14,8 @@ use crate::support::{Fixture, SOON};
 async fn keys_that_are_blocked_hold_up_no_others() {
     let Some(f) = Fixture::create("blocked").await else { return };
     let soon = Duration::from_millis(1);
-    let retry = |after| Verdict::Retry { after, error: Error::retryable("r", "again") };
-    let dead = Verdict::Dead { error: Error::permanent("d", "no") };
+    let retry = |after| Verdict::Retry { after, error: Error::retryable(Code::custom("r"), "again") };
+    let dead = Verdict::Dead { error: Error::permanent(Code::custom("d"), "no") };
     for n in 0..4 {
         f.publish(&format!("blocked{}", n / 2), n).await;
     }
@@ -59,14 +59,14 @@ async fn nothing_of_a_key_passes_an_earlier_event_that_waits() {
     let Some(f) = Fixture::create("passes").await else { return };
     let retry = |seconds| Verdict::Retry {
         after: Duration::from_millis(seconds),
-        error: Error::retryable("r", "again"),
+        error: Error::retryable(Code::custom("r"), "again"),
     };
     for n in 1..=3 {
         f.publish("k", n).await;
     }
     let reader = f.reader("c").await;
     let batch = reader.look().await;
-    reader.settle(&batch[..1], &Verdict::Dead { error: Error::permanent("d", "no") }).await;
+    reader.settle(&batch[..1], &Verdict::Dead { error: Error::permanent(Code::custom("d"), "no") }).await;
     reader.settle(&batch[1..2], &retry(1_500)).await;
     reader.settle(&batch[2..3], &Verdict::Released).await;
     assert_eq!(f.outbox.retry_parked(&ParkedFilter::default()).await.unwrap(), 1);

@@ -125,7 +125,7 @@ async fn payloads_above_the_limit_are_refused_in_every_way() {
         // Compact where it is published, with blanks where it is stored: the relay would refuse it.
         let compact = format!("[{}1]", "1,".repeat(MAX_PAYLOAD_BYTES / 2 - 10));
         let error = Admin::publish(&outbox, &[event("k", 1).json_text(compact)]).await.unwrap_err();
-        assert!(error.code() == "refused" && error.message().contains("the limit is 16777216"), "{error}");
+        assert!(error.code() == "constraint" && error.message().contains("the limit is 16777216"), "{error}");
 
         run(&pool, &insert(&json(MAX_PAYLOAD_BYTES), "NULL", "'{}'")).await.unwrap();
         run(&pool, &publish_bytes(&bytes(MAX_PAYLOAD_BYTES), "'{}'")).await.unwrap();

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     admin::Detail,
     group::LOG_GROUP,
     log::{
@@ -65,7 +65,7 @@ impl LogAdmin for SqliteOutbox {
         known(conn, sql, consumer).await?;
         if let Some(instance) = instances(conn, sql, consumer).await?.first() {
             return Err(Error::permanent(
-                "in_use",
+                Code::IN_USE,
                 format!("a relay on {} works for consumer `{consumer}`: stop it first", instance.host),
             ));
         }

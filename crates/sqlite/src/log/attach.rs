@@ -1,7 +1,7 @@
 //! Writing a consumer down, and where it stands.
 
 use airtight_core::{
-    Error, Order, Result,
+    Code, Error, Order, Result,
     group::Member,
     log::{Replay, Standing, Start, Watch, behind_retention, unknown_consumer},
 };
@@ -117,7 +117,7 @@ async fn refuse_live(conn: &mut SqliteConnection, sql: &Sql, member: &Member, be
     let Some(host) = host else { return Ok(()) };
     if !repartitions {
         return Err(Error::permanent(
-            "overlap",
+            Code::OVERLAP,
             format!(
                 "consumer `{}` runs on {host} with other streams or another order: give all of its instances the same, \
                  stop the others first, or take another name",
@@ -126,7 +126,7 @@ async fn refuse_live(conn: &mut SqliteConnection, sql: &Sql, member: &Member, be
         ));
     }
     Err(Error::permanent(
-        "partition_count",
+        Code::OVERLAP,
         format!(
             "consumer `{}` has {before} partitions, and a relay on {host} works with them: stop it (and all others) \
              before one starts with {}",

@@ -38,7 +38,7 @@ mod settle;
 use std::time::Duration;
 
 use airtight_core::{
-    Backlog, Error, Result,
+    Backlog, Code, Error, Result,
     group::{Member, Members, Pulse},
     log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::RowClaim,
@@ -107,7 +107,7 @@ impl LogStore for SqliteLog {
         // First, since it knows best what the file holds.
         schema::refuse_other_shape(&mut conn, self.outbox.sql()).await?;
         let problems = problems(&mut conn, self.outbox.log_sql()?).await?;
-        if problems.is_empty() { Ok(()) } else { Err(Error::permanent("bad_table", problems.join("; "))) }
+        if problems.is_empty() { Ok(()) } else { Err(Error::permanent(Code::BAD_TABLE, problems.join("; "))) }
     }
 
     async fn attach(&self, member: &Member, start: Start) -> Result<()> {
@@ -251,7 +251,7 @@ async fn unfollowable(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Stri
 /// The error for a table whose numbers went back behind a consumer's offset.
 fn restarted(name: &str, consumer: &str, offset: i64, end: i64) -> Error {
     Error::permanent(
-        "seq_restarted",
+        Code::SEQUENCE_BEHIND,
         format!(
             "consumer `{consumer}` stands at seq {offset}, but the last event of {name} is {end}: the table was made \
              anew or restored, and what is published now would be passed. Seek it: `airtight consumers seek \

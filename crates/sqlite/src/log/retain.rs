@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     log::{Pruned, Retention},
 };
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -90,7 +90,7 @@ fn timed(outbox: &SqliteOutbox) -> Result<&Sql> {
     let sql = outbox.log_sql()?;
     if sql.spec.created_at.is_none() {
         return Err(Error::permanent(
-            "no_time",
+            Code::NO_TIME,
             format!("{} has no column that says how old an event is", sql.spec.display_name()),
         ));
     }

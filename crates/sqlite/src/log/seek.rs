@@ -4,7 +4,7 @@
 //! under way finds its settles refused, and takes its partitions anew from where they stand now.
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     group::LOG_GROUP,
     log::{Seek, SeekOptions, SeekTo, check_offset},
 };
@@ -139,7 +139,7 @@ async fn target(conn: &mut SqliteConnection, sql: &Sql, to: SeekTo) -> Result<i6
             let removed = floor.created_at.as_deref().and_then(parse_time);
             if let Some(removed) = removed.filter(|removed| at <= *removed) {
                 return Err(Error::permanent(
-                    "before_retention",
+                    Code::BEFORE_RETENTION,
                     format!(
                         "events published up to {} (seq {}) were removed by retention; the oldest place is `--earliest`",
                         format_time(removed),
@@ -156,7 +156,7 @@ async fn target(conn: &mut SqliteConnection, sql: &Sql, to: SeekTo) -> Result<i6
 async fn at_time(conn: &mut SqliteConnection, sql: &Sql, at: OffsetDateTime, end: i64) -> Result<i64> {
     if sql.spec.created_at.is_none() {
         return Err(Error::permanent(
-            "no_time",
+            Code::NO_TIME,
             format!(
                 "{} has no column that says when an event was written: seek by seq",
                 sql.spec.display_name()
@@ -175,7 +175,7 @@ async fn at_time(conn: &mut SqliteConnection, sql: &Sql, at: OffsetDateTime, end
     let row = sqlx::query(AssertSqlSafe(select)).bind(&at).fetch_one(conn).await.map_err(db)?;
     if row.try_get::<Option<bool>, _>(0).map_err(db)? == Some(true) {
         return Err(Error::permanent(
-            "bad_offset",
+            Code::BAD_OFFSET,
             format!("{at} is in the future; to skip everything there is, say `--latest`"),
         ));
     }

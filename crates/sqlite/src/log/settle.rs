@@ -100,7 +100,7 @@ fn item(park: &Park) -> Value {
     };
     json!({
         "q": park.seq, "n": park.partition, "a": park.attempts, "s": state, "w": after,
-        "c": error.map(Error::code), "m": error.map(|error| cut(error.message().to_owned())),
+        "c": error.map(Error::code), "m": error.map(|error| cut(error.to_string())),
     })
 }
 

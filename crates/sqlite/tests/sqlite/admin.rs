@@ -6,7 +6,7 @@ use std::{
 };
 
 use airtight_core::{
-    Error, Order, Verdict,
+    Code, Error, Order, Verdict,
     admin::{Acted, Admin, Filter, Prune},
     state::State,
 };
@@ -18,7 +18,7 @@ async fn one_of_each() -> (Fixture, Hand) {
     fixture.publish(&["a", "b", "c", "d", "e", "f"]).await;
     let mut relay = fixture.relay(Order::Key).await;
     let got = relay.claim(5).await;
-    let unknown = Verdict::Unknown { error: Error::retryable("lost", "who knows") };
+    let unknown = Verdict::Unknown { error: Error::retryable(Code::custom("lost"), "who knows") };
     for (index, verdict) in [Verdict::Delivered, retry(), dead(), unknown].into_iter().enumerate() {
         relay.settle_one(&got, index, verdict).await;
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, NewEvent, Order, Result, Verdict,
+    Code, Error, NewEvent, Order, Result, Verdict,
     admin::Admin,
     group::{Member, Members},
     queue::{ClaimRequest, Claimed, QueueStore, RowClaim, RowKey},
@@ -187,11 +187,11 @@ impl Hand {
 }
 
 pub(crate) fn retry() -> Verdict {
-    Verdict::Retry { after: Duration::from_secs(3600), error: Error::retryable("timeout", "no answer") }
+    Verdict::Retry { after: Duration::from_secs(3600), error: Error::retryable(Code::TIMEOUT, "no answer") }
 }
 
 pub(crate) fn dead() -> Verdict {
-    Verdict::Dead { error: Error::permanent("bad", "never") }
+    Verdict::Dead { error: Error::permanent(Code::custom("bad"), "never") }
 }
 
 /// Makes every waiting event due.

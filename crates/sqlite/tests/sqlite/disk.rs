@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use airtight_core::{
-    Class, Delivery, Error, Order, Outcome, Policy, Relay, Result, Sink, Verdict, admin::Admin,
+    Class, Code, Delivery, Error, Order, Outcome, Policy, Relay, Result, Sink, Verdict, admin::Admin,
     log::LogOptions, queue::QueueOptions, sinks::memory::MemorySink, table::Shape,
 };
 use airtight_sqlite::SqliteOutbox;
@@ -106,7 +106,7 @@ struct Away;
 #[async_trait]
 impl Sink for Away {
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let away = Error::new(Class::Unavailable, "away", "nobody is there");
+        let away = Error::new(Class::Unavailable, Code::custom("away"), "nobody is there");
         batch.iter().map(|_| Outcome::Failed(away.clone())).collect()
     }
 }
@@ -130,7 +130,7 @@ async fn ended(running: JoinHandle<Result<airtight_core::relay::Summary>>) -> Er
 
 /// The copy that an error names: `… --from sqlite:COPY …`.
 fn copy_named_by(error: &Error) -> String {
-    let message = error.message();
+    let message = error.remedy().unwrap_or_default();
     let start = message.find("--from sqlite:").unwrap_or_else(|| panic!("no copy is named: {message}"));
     let url = &message[start + "--from ".len()..];
     url[..url.find(' ').unwrap()].to_owned()
@@ -242,7 +242,7 @@ async fn a_removed_file_that_cannot_be_kept_is_held_until_it_can() {
     std::fs::remove_file(&path).unwrap();
     let error = Admin::publish(&outbox, &[event("lost")]).await.unwrap_err();
     assert_eq!((error.code(), error.class()), ("file_replaced", Class::Retryable), "{error}");
-    assert!(error.message().contains("do not stop this process"), "{error}");
+    assert!(error.remedy().unwrap().contains("do not stop this process"), "{error}");
     drop(ballast);
     let error = Admin::publish(&outbox, &[event("lost")]).await.unwrap_err();
     assert_eq!(error.class(), Class::Permanent, "{error}");
@@ -273,5 +273,5 @@ async fn a_file_that_cannot_be_written_says_what_to_do() {
     let outbox = SqliteOutbox::with_pool(pool, fixture.outbox.table().clone());
     let error = Admin::publish(&outbox, &[event("one")]).await.unwrap_err();
     assert_eq!((error.code(), error.class()), ("read_only", Class::Permanent), "{error}");
-    assert!(error.message().contains("Mend it: let this user write to the file"), "{error}");
+    assert!(error.remedy().unwrap().starts_with("let this user write to the file"), "{error}");
 }

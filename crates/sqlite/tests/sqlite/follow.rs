@@ -10,12 +10,10 @@ use std::{
 };
 
 use airtight_core::{
-    CancellationToken, Capabilities, Delivery, Error, Limits, Order, Outcome, Policy, Relay, Sink, Source,
+    CancellationToken, Capabilities, Code, Delivery, Error, Limits, Order, Outcome, Policy, Relay, Sink,
+    Source,
     admin::Admin,
-    log::{
-        BEHIND_RETENTION, LogAdmin, LogOptions, OnFailure, ParkedFilter, Retention, SeekOptions, SeekTo,
-        Start,
-    },
+    log::{LogAdmin, LogOptions, OnFailure, ParkedFilter, Retention, SeekOptions, SeekTo, Start},
 };
 use airtight_sqlite::SqliteOutbox;
 use airtight_testkit::wait::eventually;
@@ -151,11 +149,11 @@ fn options(name: &str) -> LogOptions {
 }
 
 fn retryable() -> Error {
-    Error::retryable("down", "try again")
+    Error::retryable(Code::custom("down"), "try again")
 }
 
 fn permanent() -> Error {
-    Error::permanent("bad", "never")
+    Error::permanent(Code::custom("bad"), "never")
 }
 
 /// The only consumer, once it is written down.
@@ -293,7 +291,7 @@ async fn halting_passes_nothing() {
     let relay = Relay::new(fixture.outbox.log(halting.clone()), sink.clone()).policy(blocking);
     let error = relay.run(CancellationToken::new()).await.unwrap_err();
     assert_eq!(error.code(), "halted");
-    assert!(error.message().contains("seek one --to-seq 2"), "{error}");
+    assert!(error.remedy().unwrap().contains("seek one --to-seq 2"), "{error}");
     assert_eq!((sink.seqs(), offset(&fixture.outbox, "one").await), (vec![1], 1));
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_parked").await, "0");
     // What the message says.
@@ -370,7 +368,7 @@ async fn a_consumer_that_retention_has_overtaken_says_so() {
     assert_eq!(fixture.outbox.prune_log(all, &|_| {}).await.unwrap().events, 4);
     let relay = Relay::new(fixture.outbox.log(options("one")), sink.clone()).policy(policy(Order::Key));
     let error = relay.run(CancellationToken::new()).await.unwrap_err();
-    assert_eq!(error.code(), BEHIND_RETENTION);
+    assert_eq!(error.code(), "behind_retention");
     assert_eq!(offset(&fixture.outbox, "one").await, 2, "it is not moved behind anybody's back");
 }
 

@@ -1,7 +1,7 @@
 //! Tables that are not airtight's.
 
 use airtight_core::{
-    Error, Order, Payload, Policy, Relay, Verdict,
+    Code, Error, Order, Payload, Policy, Relay, Verdict,
     admin::{Acted, Admin, Filter},
     group::Members,
     queue::{QueueOptions, QueueStore, RowKey},
@@ -88,7 +88,7 @@ async fn a_table_without_lease_or_retry_columns_is_a_queue() {
         assert_eq!(first.payload, Payload::Json("{}".into()));
         assert_eq!(first.occurred_at.to_string(), "2024-01-01 0:00:00.0 +00:00:00");
 
-        let unknown = Verdict::Unknown { error: Error::retryable("lost", "who knows") };
+        let unknown = Verdict::Unknown { error: Error::retryable(Code::custom("lost"), "who knows") };
         for (index, verdict) in
             [Verdict::Delivered, dead(), unknown, Verdict::Released, retry()].into_iter().enumerate()
         {

@@ -9,8 +9,8 @@ use std::{
 };
 
 use airtight_core::{
-    CancellationToken, Delivery, Error, Limits, NewEvent, Order, Outcome, Position, Relay, Result, Sink,
-    Source,
+    CancellationToken, Code, Delivery, Error, Limits, NewEvent, Order, Outcome, Position, Relay, Result,
+    Sink, Source,
     admin::Admin,
     inbox::DedupeKey,
     log::{Log, LogAdmin, LogOptions, SeekOptions, SeekTo},
@@ -48,7 +48,7 @@ async fn with_counter(shape_log: bool) -> Fixture {
 
 async fn add(conn: &mut SqliteConnection, n: i64) -> Result<()> {
     let done = sqlx::query("UPDATE counter SET n = n + ?1").bind(n).execute(conn).await;
-    done.map(|_| ()).map_err(|error| Error::retryable("counter", error.to_string()))
+    done.map(|_| ()).map_err(|error| Error::retryable(Code::custom("counter"), error.to_string()))
 }
 
 /// Adds what events say, and fails for what is below zero, after it was added.
@@ -57,7 +57,7 @@ fn handlers(outbox: &SqliteOutbox) -> SqliteHandlers {
         async move {
             add(conn, added.n).await?;
             if added.n < 0 {
-                return Err(Error::retryable("negative", "below zero"));
+                return Err(Error::retryable(Code::custom("negative"), "below zero"));
             }
             Ok(())
         }
@@ -295,7 +295,7 @@ async fn count_through_crashes(with_log: bool) {
                         async move {
                             add(conn, added.n).await?;
                             if failing.fetch_add(1, Relaxed) % 7 == 3 {
-                                return Err(Error::retryable("dice", "bad luck"));
+                                return Err(Error::retryable(Code::custom("dice"), "bad luck"));
                             }
                             Ok(())
                         }
@@ -365,7 +365,7 @@ async fn what_breaks_a_transaction_kills_the_guilty_event_only() {
                 .bind(context.event.seq)
                 .execute(conn)
                 .await
-                .map_err(|error| Error::permanent("sql", error.to_string()))?;
+                .map_err(|error| Error::permanent(Code::custom("sql"), error.to_string()))?;
             Ok(())
         }
         .boxed()

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, Order, Result,
+    Code, Error, Order, Result,
     group::{LOG_GROUP, Member, Members},
     log::{
-        BEHIND_RETENTION, Changes, Due, Fate, LogAdmin, LogStore, Move, Park, ParkedFilter, Read,
-        ReadRequest, SeekOptions, SeekTo, Standing, Start,
+        Changes, Due, Fate, LogAdmin, LogStore, Move, Park, ParkedFilter, Read, ReadRequest, SeekOptions,
+        SeekTo, Standing, Start,
     },
     table::{Field, Shape, TableSpec},
 };
@@ -120,15 +120,15 @@ fn due_seqs(due: &Due) -> Vec<i64> {
 }
 
 pub(crate) fn retry_in(seconds: u64) -> Fate {
-    Fate::Retry { after: Duration::from_secs(seconds), error: Error::retryable("timeout", "no answer") }
+    Fate::Retry { after: Duration::from_secs(seconds), error: Error::retryable(Code::TIMEOUT, "no answer") }
 }
 
 pub(crate) fn dead() -> Fate {
-    Fate::Dead { error: Error::permanent("bad", "never") }
+    Fate::Dead { error: Error::permanent(Code::custom("bad"), "never") }
 }
 
 fn unknown() -> Fate {
-    Fate::Unknown { error: Error::retryable("timeout", "who knows") }
+    Fate::Unknown { error: Error::retryable(Code::TIMEOUT, "who knows") }
 }
 
 /// Parked events as `seq state due|held|-`.
@@ -274,7 +274,7 @@ async fn events_are_read_in_order_within_bounds() {
     let again = one.store.reread(&one.request(0, 10), &[4, 2]).await.unwrap();
     assert_eq!(again.iter().map(|row| row.seq).collect::<Vec<_>>(), [2, 4]);
     let gone = one.store.reread(&one.request(0, 10), &[2, 77]).await.unwrap_err();
-    assert_eq!(gone.code(), BEHIND_RETENTION);
+    assert_eq!(gone.code(), "behind_retention");
 }
 
 #[tokio::test]
@@ -317,12 +317,12 @@ async fn a_body_too_large_is_rejected_unread() {
     one.max_payload = 1_000;
     let read = one.read(0, 10).await;
     let bad = read.rows[0].event.as_ref().unwrap_err();
-    assert_eq!((bad.error.code(), bad.key.as_deref()), ("payload_too_large", Some("a")));
+    assert_eq!((bad.error.code(), bad.key.as_deref()), ("too_large", Some("a")));
     assert!(read.rows[1].event.is_ok());
     // Parked, it is whole, but no more read than before.
     one.settle(1, vec![(1, retry_in(0))], vec![]).await;
     let due = one.due(&[]).await;
-    assert_eq!(due.rows[0].row.event.as_ref().unwrap_err().error.code(), "payload_too_large");
+    assert_eq!(due.rows[0].row.event.as_ref().unwrap_err().error.code(), "too_large");
     assert_eq!(fixture.text("SELECT length(payload) FROM airtight_parked").await, "2002");
 }
 
@@ -549,7 +549,7 @@ async fn parking_an_event_that_is_gone_is_an_error_and_moves_nothing() {
     let epoch = one.standing(0).await.epoch;
     let step = Move { partition: 0, epoch, from: 0, to: 2 };
     let error = one.try_settle(step, vec![(2, retry_in(0)), (1, Fate::Held)], vec![]).await.unwrap_err();
-    assert_eq!(error.code(), BEHIND_RETENTION);
+    assert_eq!(error.code(), "behind_retention");
     assert_eq!((one.standing(0).await.offset, parked(&fixture).await.as_str()), (0, "NULL"));
 }
 
@@ -571,7 +571,7 @@ async fn another_partition_count_restarts_from_the_smallest_offset() {
         assert!(four.try_settle(step, vec![(first, retry_in(0))], vec![]).await.unwrap().is_empty());
     }
     let error = Follower::try_join(&fixture.outbox, consumer("one", 8)).await.err().unwrap();
-    assert_eq!(error.code(), "partition_count");
+    assert_eq!(error.code(), "overlap");
     assert!(error.message().contains("4 partitions") && error.message().contains("test:1"), "{error}");
 
     fixture.exec("UPDATE airtight_relay SET expires_at = '2000-01-01T00:00:00.000Z'").await;
@@ -644,8 +644,8 @@ async fn a_table_whose_numbers_went_back_is_refused() {
     fixture.exec("DELETE FROM airtight_outbox; DELETE FROM sqlite_sequence").await;
     fixture.publish(&["d"]).await;
     let error = one.store.positions(&one.member, &[0]).await.unwrap_err();
-    assert_eq!(error.code(), "seq_restarted");
-    assert_eq!(one.store.attach(&one.member, Start::Earliest).await.unwrap_err().code(), "seq_restarted");
+    assert_eq!(error.code(), "sequence_behind");
+    assert_eq!(one.store.attach(&one.member, Start::Earliest).await.unwrap_err().code(), "sequence_behind");
     fixture.outbox.seek("one", SeekTo::Earliest, SeekOptions::default()).await.unwrap();
     one.store.attach(&one.member, Start::Earliest).await.unwrap();
 }

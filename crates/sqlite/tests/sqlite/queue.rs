@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, Order, Verdict,
-    group::{EVICTED, Members},
+    Code, Error, Order, Verdict,
+    group::Members,
     queue::{QueueStore, RowClaim, RowKey},
 };
 use airtight_sqlite::SqliteQueue;
@@ -24,7 +24,7 @@ async fn verdicts_become_states() {
     assert!(got.claimed.rows.iter().all(|row| row.attempt == 1 && row.lost_leases == 0 && !row.waited));
     assert!(relay.claim(10).await.seqs().is_empty(), "claimed rows are nobody else's");
 
-    let unknown = Verdict::Unknown { error: Error::retryable("lost", "who knows") };
+    let unknown = Verdict::Unknown { error: Error::retryable(Code::custom("lost"), "who knows") };
     for (index, verdict) in
         [Verdict::Delivered, retry(), dead(), unknown, Verdict::Released].into_iter().enumerate()
     {
@@ -124,7 +124,7 @@ async fn an_evicted_relay_claims_nothing_and_its_rows_are_taken_over_in_order() 
         let wanted: Vec<u16> = (0..second.member.partitions).collect();
         second.partitions = second.store.take(&second.member, &wanted).await.unwrap();
         assert_eq!(second.partitions, wanted);
-        assert_eq!(first.try_claim(10, false).await.err().unwrap().code(), EVICTED);
+        assert_eq!(first.try_claim(10, false).await.err().unwrap().code(), "evicted");
         let taken = second.claim(10).await;
         assert_eq!(taken.seqs(), [1, 2, 3]);
         let lost_leases: Vec<u32> = taken.claimed.rows.iter().map(|row| row.lost_leases).collect();
@@ -140,7 +140,7 @@ async fn a_relay_of_none_order_that_left_gets_the_evicted_error() {
     let fixture = Fixture::new().await;
     let mut relay = fixture.relay(Order::None).await;
     relay.store.leave(&relay.member).await.unwrap();
-    assert_eq!(relay.try_claim(1, false).await.err().unwrap().code(), EVICTED);
+    assert_eq!(relay.try_claim(1, false).await.err().unwrap().code(), "evicted");
 }
 
 #[tokio::test]
@@ -287,7 +287,7 @@ async fn a_row_that_is_no_event_does_not_stop_the_others() {
         .iter()
         .map(|row| row.event.as_ref().map_or_else(|bad| bad.error.code().to_owned(), |_| "ok".into()))
         .collect();
-    assert_eq!(codes, ["bad_op", "bad_headers", "bad_time", "payload_too_large", "ok"]);
+    assert_eq!(codes, ["bad_op", "bad_headers", "bad_row", "too_large", "ok"]);
     let bad = got.claimed.rows[0].event.as_ref().unwrap_err();
     assert_eq!(bad.key.as_deref(), Some("a"));
     assert_eq!(Uuid::parse_str(&bad.id).unwrap().get_version_num(), 7);

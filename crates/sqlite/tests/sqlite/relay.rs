@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backoff, Capabilities, Delivery, Error, Order, Outcome, Policy, Relay, Sink, admin::Admin,
+    Backoff, Capabilities, Code, Delivery, Error, Order, Outcome, Policy, Relay, Sink, admin::Admin,
     queue::QueueOptions,
 };
 use airtight_sqlite::SqliteOutbox;
@@ -63,7 +63,7 @@ impl Sink for Flaky {
                 }
                 if self.fails() {
                     failed.insert(&event.aggregate_id);
-                    return Outcome::Failed(Error::retryable("dice", "bad luck"));
+                    return Outcome::Failed(Error::retryable(Code::custom("dice"), "bad luck"));
                 }
                 if seen.delivered.insert(event.seq) {
                     let last = seen.last.insert(event.aggregate_id.clone(), event.seq).unwrap_or(0);

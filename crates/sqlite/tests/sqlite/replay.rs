@@ -6,7 +6,7 @@ use airtight_core::{
     Class,
     admin::{Acted, Admin, Filter, Prune},
     group::Members,
-    log::{BEHIND_RETENTION, Fate, LogAdmin, LogStore, ParkedFilter, Retention, SeekOptions, SeekTo},
+    log::{Fate, LogAdmin, LogStore, ParkedFilter, Retention, SeekOptions, SeekTo},
     state::State,
 };
 use airtight_sqlite::SqliteOutbox;
@@ -167,7 +167,7 @@ async fn retention_stops_at_the_slowest_consumer_unless_told() {
 
     // The consumer that was overtaken is told, and says how to go on; the others go on.
     let error = one.store.positions(&one.member, &[0]).await.unwrap_err();
-    assert_eq!((error.code(), error.class()), (BEHIND_RETENTION, Class::Permanent));
+    assert_eq!((error.code(), error.class()), ("behind_retention", Class::Permanent));
     assert!(error.message().contains("consumers seek one --earliest"), "{error}");
     fixture.publish(&["g"]).await;
     assert_eq!(fixture.text("SELECT max(seq) FROM airtight_outbox").await, "7", "no number is given twice");
@@ -199,7 +199,7 @@ async fn a_read_below_the_floor_is_an_error_not_a_hole() {
         block_on_dead: false,
         by_key: true,
     };
-    assert_eq!(one.store.read(&request).await.unwrap_err().code(), BEHIND_RETENTION);
+    assert_eq!(one.store.read(&request).await.unwrap_err().code(), "behind_retention");
 }
 
 #[tokio::test]
@@ -236,7 +236,8 @@ async fn a_parked_event_outlives_its_row() {
 #[tokio::test]
 async fn a_person_decides_about_dead_and_unknown_events() {
     let (fixture, one) = six().await;
-    let unknown = Fate::Unknown { error: airtight_core::Error::retryable("timeout", "who knows") };
+    let unknown =
+        Fate::Unknown { error: airtight_core::Error::retryable(airtight_core::Code::TIMEOUT, "who knows") };
     one.settle(6, vec![(1, dead()), (2, unknown), (3, retry_in(3600)), (4, dead())], vec![]).await;
     let outbox = &fixture.outbox;
     let list = async |filter: ParkedFilter| -> Vec<(i64, String)> {

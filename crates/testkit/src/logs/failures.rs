@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Error, Limits, NewEvent, Order, Settlement, Verdict,
+    Code, Error, Limits, NewEvent, Order, Settlement, Verdict,
     log::{LogOptions, OnFailure, ParkedFilter, Retention},
 };
 
@@ -244,7 +244,7 @@ pub async fn a_key_blocked_by_a_dead_event_goes_on_after_a_discard(sut: &dyn Log
 }
 
 fn unknown() -> Verdict {
-    Verdict::Unknown { error: Error::retryable("timeout", "it may have happened") }
+    Verdict::Unknown { error: Error::retryable(Code::TIMEOUT, "it may have happened") }
 }
 
 /// An unknown outcome is not retried by itself nor in bulk; only who names that very event moves it.
@@ -391,7 +391,7 @@ pub async fn halting_ends_with_an_error_once_the_event_is_dead(sut: &dyn LogUnde
     let error = error_of(sut, &relay).await;
     assert_eq!(error.code(), "halted", "{error}");
     assert_eq!(error.class(), airtight_core::Class::Permanent, "waiting does not help");
-    assert!(error.message().contains(&format!("--to-seq {}", all[1])), "it says what to do: {error}");
+    assert!(error.to_string().contains(&format!("--to-seq {}", all[1])), "it says what to do: {error}");
     relay.close().await;
     assert_eq!(offset(sut, C).await, all[0]);
     assert!(parked(sut).await.is_empty());

@@ -9,7 +9,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Error, Result,
+    Backlog, Code, Error, Result,
     group::{Member, Members, Pulse},
     log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::RowClaim,
@@ -101,7 +101,7 @@ impl<S: LogStore> LogStore for Flaky<S> {
     async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>> {
         let refused = self.store.settle(member, changes).await?;
         if self.answers.lost() {
-            return Err(Error::retryable("broken_connection", "the answer was lost"));
+            return Err(Error::retryable(Code::custom("broken_connection"), "the answer was lost"));
         }
         Ok(refused)
     }

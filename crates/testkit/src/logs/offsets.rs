@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Error, NewEvent, Order, Settlement, Verdict,
-    log::{BEHIND_RETENTION, LogOptions, ParkedFilter, Retention},
+    log::{LogOptions, ParkedFilter, Retention},
 };
 
 use super::{
@@ -226,7 +226,7 @@ pub async fn a_consumer_behind_retention_is_told_and_never_skips(sut: &dyn LogUn
         }
     })
     .await;
-    assert_eq!(told.code(), BEHIND_RETENTION, "{told}");
+    assert_eq!(told.code(), "behind_retention", "{told}");
     assert!(told.message().contains("operations.md"), "it names the way out: {told}");
     relay.crash();
     sut.expire_leases().await;
@@ -234,7 +234,7 @@ pub async fn a_consumer_behind_retention_is_told_and_never_skips(sut: &dyn LogUn
         open_or_next(sut, options(sut, Order::Key)).await.err()
     })
     .await;
-    assert_eq!(refused.code(), BEHIND_RETENTION, "{refused}");
+    assert_eq!(refused.code(), "behind_retention", "{refused}");
     sut.expire_leases().await;
     assert_eq!(offset(sut, C).await, before, "nothing moves by itself");
     assert!(consumer(sut, C).await.behind_retention);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, Result,
+    Code, Error, Result,
     admin::{Detail, Row},
     log::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Replay, Retention, Seek,
@@ -41,7 +41,7 @@ impl MemoryLogStore {
             next_retry_at,
             held: entry.state == Waits::Held,
             error_code: entry.error.as_ref().map(|error| error.code().to_owned()),
-            error_message: entry.error.as_ref().map(|error| error.message().to_owned()),
+            error_message: entry.error.as_ref().map(|error| error.to_string()),
             created_at: Some(entry.row.created_at),
         }
     }
@@ -220,7 +220,7 @@ impl LogAdmin for MemoryLogStore {
         };
         if tables.members.values().any(works) {
             return Err(airtight_core::Error::permanent(
-                "consumer_in_use",
+                Code::custom("consumer_in_use"),
                 format!("a relay works for `{consumer}`: stop it first"),
             ));
         }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Error, Event, NewEvent, Op, Order, Payload, Published, Result,
+    Backlog, Code, Error, Event, NewEvent, Op, Order, Payload, Published, Result,
     group::{Member, Pulse},
     log::{
         Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Standing, Start, Watch,
@@ -113,7 +113,7 @@ impl Row {
         let event = match &self.bad {
             Some(error) => Err(bad(error.clone())),
             None if size > max_payload => {
-                Err(bad(Error::permanent("payload_too_large", format!("the payload has {size} bytes"))))
+                Err(bad(Error::permanent(Code::TOO_LARGE, format!("the payload has {size} bytes"))))
             }
             None => Ok(self.event.clone()),
         };
@@ -195,7 +195,8 @@ impl Tables {
             NewEvent { op: Op::Upsert, payload: Payload::None, ..NewEvent::new("s", "Bad", "Test", key) };
         self.insert(seq, Uuid::now_v7().to_string(), &new);
         if let Some(row) = self.rows.get_mut(&seq) {
-            row.bad = Some(Error::permanent("bad_op", "op must be `upsert` or `delete`, found `nonsense`"));
+            row.bad =
+                Some(Error::permanent(Code::BAD_OP, "op must be `upsert` or `delete`, found `nonsense`"));
         }
         seq
     }
@@ -240,7 +241,7 @@ impl Tables {
         let differs = |there: &Presence| before != count || reads(&there.member) != reads(member);
         if self.members.values().any(|there| other(there) && differs(there)) {
             return Err(Error::permanent(
-                "overlap",
+                Code::OVERLAP,
                 format!("relays work for `{}` that read otherwise ({before} partitions)", member.consumer()),
             ));
         }

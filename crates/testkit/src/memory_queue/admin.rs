@@ -36,7 +36,7 @@ impl MemoryStore {
             next_retry_at,
             held: row.held,
             error_code: row.error.as_ref().map(|error| error.code().to_owned()),
-            error_message: row.error.as_ref().map(|error| error.message().to_owned()),
+            error_message: row.error.as_ref().map(|error| error.to_string()),
             created_at: Some(row.created_at()),
         }
     }
@@ -130,8 +130,8 @@ impl Admin for MemoryStore {
             let Some(error) = row.error.as_ref().filter(|error| Error::is_away_code(error.code())) else {
                 continue;
             };
-            let status = away.entry(error.message().to_owned()).or_default();
-            (status.code, status.message) = (error.code().to_owned(), error.message().to_owned());
+            let status = away.entry(error.to_string()).or_default();
+            (status.code, status.message) = (error.code().to_owned(), error.to_string());
             status.events += 1;
         }
         Ok(Status {

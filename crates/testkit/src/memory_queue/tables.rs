@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Error, Event, NewEvent, Order, Published, Result, Verdict,
+    Backlog, Code, Error, Event, NewEvent, Order, Published, Result, Verdict,
     group::{Member, Pulse, evicted},
     queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowClaim, RowKey, SUSPECT_AFTER},
     state::State,
@@ -212,7 +212,7 @@ impl Tables {
             .find(|there| there.until > now && there.member.group != member.group && shares(&there.member));
         if let Some(rival) = rival {
             return Err(Error::permanent(
-                "overlapping_relays",
+                Code::custom("overlapping_relays"),
                 format!("`{}` shares streams with the live group `{}`", member.group, rival.member.group),
             ));
         }
@@ -493,6 +493,6 @@ fn too_large(row: &Row) -> BadRow {
     BadRow {
         id: row.event.id.clone(),
         key: Some(row.event.aggregate_id.clone()),
-        error: Error::permanent("payload_too_large", format!("the payload has {size} bytes")),
+        error: Error::permanent(Code::TOO_LARGE, format!("the payload has {size} bytes")),
     }
 }

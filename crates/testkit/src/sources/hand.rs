@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use airtight_core::{
-    Batch, Delivery, Error, Limits, NewEvent, Order, Settlement, Source, Verdict, queue::QueueOptions,
+    Batch, Code, Delivery, Error, Limits, NewEvent, Order, Settlement, Source, Verdict, queue::QueueOptions,
     source::Settled,
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn ids(deliveries: &[Delivery]) -> Vec<&str> {
 }
 
 pub(crate) fn failure() -> Error {
-    Error::retryable("refused", "the check says so")
+    Error::retryable(Code::REFUSED, "the check says so")
 }
 
 pub(crate) fn retry(after: Duration) -> Verdict {
@@ -50,12 +50,13 @@ pub(crate) fn retry(after: Duration) -> Verdict {
 
 pub(crate) fn away(after: Duration) -> Verdict {
     // As the relay words it.
-    let error = Error::unavailable("away:no_topic", "topic t is away: the check says so").at("topic t");
+    let error =
+        Error::unavailable(Code::custom("away:no_topic"), "topic t is away: the check says so").at("topic t");
     Verdict::Away { after, error }
 }
 
 pub(crate) fn dead() -> Verdict {
-    Verdict::Dead { error: Error::permanent("hopeless", "the check says so") }
+    Verdict::Dead { error: Error::permanent(Code::custom("hopeless"), "the check says so") }
 }
 
 impl Hand {

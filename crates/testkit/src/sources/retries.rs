@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Delivery, Error, Order, Verdict,
+    Code, Delivery, Error, Order, Verdict,
     admin::{Acted, Filter},
     queue::QueueOptions,
 };
@@ -240,7 +240,7 @@ pub async fn unknown_is_out_of_reach_of_bulk_retry(sut: &dyn SourceUnderTest) {
     sut.publish(&[event("a", 0), event("b", 1), event("c", 2)]).await;
     let relay = Hand::open(sut, long(Order::Key)).await;
     let held = relay.collect(3).await;
-    let error = Error::retryable("timeout", "it may have happened");
+    let error = Error::retryable(Code::TIMEOUT, "it may have happened");
     relay.settle(&held[..1], &Verdict::Unknown { error }).await;
     relay.settle(&held[1..2], &dead()).await;
     relay.settle(&held[2..], &Verdict::Delivered).await;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backoff, Capabilities, Delivery, Error, NewEvent, Outcome, Policy, Relay, Result, Sink, Source,
+    Backoff, Capabilities, Code, Delivery, Error, NewEvent, Outcome, Policy, Relay, Result, Sink, Source,
     queue::{Queue, QueueOptions},
     relay::{Stats, Summary},
     state::State,
@@ -137,11 +137,11 @@ impl Sink for TestSink {
 }
 
 pub(crate) fn refused() -> Outcome {
-    Outcome::Failed(Error::retryable("refused", "not now"))
+    Outcome::Failed(Error::retryable(Code::REFUSED, "not now"))
 }
 
 pub(crate) fn away() -> Outcome {
-    Outcome::Failed(Error::unavailable("away", "nobody there"))
+    Outcome::Failed(Error::unavailable(Code::custom("away"), "nobody there"))
 }
 
 /// Policies that do not make a test wait.

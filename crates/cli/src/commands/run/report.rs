@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use airtight::{relay::Summary, relays::Ended};
+use airtight::{Error, relay::Summary, relays::Ended};
 use serde::Serialize;
 
 use crate::{
@@ -27,9 +27,33 @@ struct PipelineReport {
     counts: Counts,
     /// Why it ended before its backlog was empty.
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
+    error: Option<ErrorReport>,
+}
+
+/// An error for machines.
+#[derive(Serialize)]
+struct ErrorReport {
+    code: String,
+    class: &'static str,
+    scope: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    code: Option<String>,
+    destination: Option<String>,
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+impl From<&Error> for ErrorReport {
+    fn from(error: &Error) -> Self {
+        Self {
+            code: error.code().to_owned(),
+            class: error.class().as_str(),
+            scope: error.scope().as_str(),
+            destination: error.destination().map(str::to_owned),
+            message: error.message().to_owned(),
+            remedy: error.remedy().map(str::to_owned),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default, Serialize)]
@@ -66,9 +90,8 @@ impl Report {
             total.add(&summary);
             let mut counts = Counts::default();
             counts.add(&summary);
-            let code = error.as_ref().map(|error| error.code().to_owned());
-            let error = error.as_ref().map(errors::advice);
-            pipelines.push(PipelineReport { name, counts, error, code });
+            let error = error.as_ref().map(ErrorReport::from);
+            pipelines.push(PipelineReport { name, counts, error });
         }
         let events_per_second = output::rate(total.delivered, elapsed);
         Self { total, seconds: elapsed.as_secs_f64(), events_per_second, pipelines }

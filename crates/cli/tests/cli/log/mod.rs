@@ -113,7 +113,7 @@ async fn a_log_is_made_once_and_stays_one() {
     for args in [&["consumers", "list"] as &[&str], &follow] {
         let error = log.run(args).error(1);
         assert!(
-            error.contains("there is no table airtight.outbox: run `airtight migrate --shape log`"),
+            error.contains("there is no table airtight.outbox. Fix: run `airtight migrate --shape log`"),
             "{error}"
         );
     }

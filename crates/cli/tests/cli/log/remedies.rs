@@ -9,7 +9,7 @@ use super::{Log, operate::moody};
 
 /// What an error offers: SQL behind the marker, or the commands between backticks.
 fn remedies(error: &str) -> Vec<String> {
-    let (_, remedy) = error.split_once("Mend it: ").unwrap_or(("", error));
+    let (_, remedy) = error.split_once("Fix: ").unwrap_or(("", error));
     let commands: Vec<String> =
         remedy.split('`').filter(|part| part.starts_with("airtight ")).map(str::to_owned).collect();
     if commands.is_empty() { vec![remedy.to_owned()] } else { commands }

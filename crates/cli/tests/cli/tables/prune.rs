@@ -110,7 +110,7 @@ async fn what_was_delivered_just_now_is_not_old() {
         fill(&bank).await;
         assert_eq!(bank.run(&["run", "--drain", "--json"]).json()["delivered"], 3);
         let error = bank.run(&["prune", "--older-than", "7d"]).error(1);
-        assert!(error.contains("when an event was delivered") && error.contains("Mend it: map"), "{error}");
+        assert!(error.contains("when an event was delivered") && error.contains("Fix: map"), "{error}");
         assert_eq!(left(&bank).await, "3");
         // The same in a config is refused before anything runs, and by `check`.
         bank.config(&Mapping { columns, rest: "[retention]\ndone = \"7d\"", ..PLAIN }.text());

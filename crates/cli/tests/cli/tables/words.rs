@@ -118,7 +118,7 @@ async fn words_that_the_column_cannot_hold_are_refused() {
                 text.lines().find(|line| line.contains(word) && line.contains(why)).map(str::to_owned)
             };
             let fatal = line(&checked.stdout).unwrap_or_else(|| panic!("{why}: {checked:?}"));
-            assert!(fatal.starts_with("fatal") && fatal.contains("Mend it:"), "{fatal}");
+            assert!(fatal.starts_with("fatal") && fatal.contains("Fix:"), "{fatal}");
             let started = bank.run(&["run", "--drain"]);
             assert_eq!(started.code, Some(1), "{started:?}");
             assert!(line(&started.stderr).is_some(), "{why}: {started:?}");

@@ -11,7 +11,7 @@ use futures::FutureExt;
 
 use super::{Engine, log_failure};
 use crate::{
-    Class, Delivery, Error, Outcome, Result, Sink, Verdict,
+    Class, Code, Delivery, Error, Outcome, Result, Sink, Verdict,
     event::Event,
     hash::Set,
     relay::{
@@ -113,12 +113,12 @@ impl Engine {
         let mut finished: Vec<Lane> = Vec::new();
         for (delivery, (lane, size)) in deliveries.into_iter().zip(lanes) {
             let outcome = outcomes.next().unwrap_or_else(|| {
-                Outcome::Failed(Error::retryable("no_outcome", "the sink gave no outcome for this event"))
+                Outcome::Failed(Error::retryable(Code::NO_OUTCOME, "the sink gave no outcome for this event"))
             });
             // Released, it would come again at once and at no cost, for ever.
             let outcome = match outcome {
                 Outcome::Skipped if !failed => Outcome::Failed(Error::retryable(
-                    "skipped",
+                    Code::SKIPPED,
                     "the sink skipped this event, though none had failed",
                 )),
                 other => other,
@@ -255,7 +255,7 @@ async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivere
         Ok(outcomes) => outcomes,
         Err(panic) => {
             let what = panic_message(&*panic);
-            let error = Error::retryable("panic", format!("the sink panicked: {what}"));
+            let error = Error::retryable(Code::PANIC, format!("the sink panicked: {what}"));
             vec![Outcome::Failed(error); deliveries.len()]
         }
     };

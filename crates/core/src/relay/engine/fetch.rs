@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Engine, SOURCE_BACKOFF, log_failure};
 use crate::{
-    Backlog, Batch, Class, Error, Limits, Result, Verdict,
+    Backlog, Batch, Class, Code, Error, Limits, Result, Verdict,
     relay::{judge, lanes::Queued, stats::add},
 };
 
@@ -98,12 +98,12 @@ impl Engine {
         let what = self.destinations.hopeless().filter(|_| !retries && self.is_quiet())?;
         let left = backlog.unfinished.saturating_sub(backlog.blocked);
         Some(Error::unavailable(
-            "destination_away",
+            Code::DESTINATION_AWAY,
             format!(
-                "{left} event(s) are left in the outbox, and wait for {what}. Mend it: what is wrong there, and run again; \
-                 none of them has cost an attempt"
+                "{left} event(s) are left in the outbox, and wait for {what}; none of them has cost an attempt"
             ),
-        ))
+        )
+        .with_remedy("put right what is wrong there, and run again"))
     }
 
     /// A drain that has nothing to do and is not done says why, after a moment and then every minute.

@@ -123,7 +123,7 @@ fn a_payload_that_is_too_large_is_refused_in_every_kind() {
     let mapping = Mapping::new(&canonical(), canonical_columns()).unwrap();
     let too_large = |values: &[Option<Bytes>], bytes: &str| {
         let bad = mapping.event(values.to_vec(), &tiny).unwrap_err();
-        assert_eq!(bad.error.code(), "payload_too_large");
+        assert_eq!(bad.error.code(), "too_large");
         assert!(bad.error.message().contains(bytes), "{}", bad.error);
     };
     let mut values = row();

@@ -10,7 +10,7 @@ mod time;
 
 use std::borrow::Cow;
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use bytes::Bytes;
 
 pub(crate) use self::{
@@ -80,7 +80,7 @@ pub(crate) fn builtin(schema: &str, name: &str) -> Option<u32> {
 }
 
 fn bad(what: impl Into<String>) -> Error {
-    Error::permanent("bad_row", what)
+    Error::permanent(Code::BAD_ROW, what)
 }
 
 /// A value at most this long is quoted in an error; no error needs more.

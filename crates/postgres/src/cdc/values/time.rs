@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use ::time::OffsetDateTime;
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 
 use super::{bad, integer, oid, quoted, text};
 
@@ -31,7 +31,7 @@ impl Zone {
         let mut scan = Scan(zone.as_bytes());
         scan.offset().filter(|_| scan.0.is_empty()).map(Self).ok_or_else(|| {
             Error::permanent(
-                "bad_zone",
+                Code::BAD_ZONE,
                 format!(
                     "cdc reads timestamps without zone in UTC or at an offset, not in `{zone}`: set `zone` to UTC, or to an \
                      offset as PostgreSQL counts them, westwards (-09:00 is nine hours ahead of UTC)"

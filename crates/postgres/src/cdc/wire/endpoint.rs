@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use sqlx::{
     ConnectOptions,
     postgres::{PgConnectOptions, PgSslMode},
@@ -57,7 +57,7 @@ impl Endpoint {
     /// The same from a URL.
     pub(crate) fn parse(url: &str) -> Result<Self> {
         let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| {
-            Error::permanent("bad_url", format!("the URL for replication is not usable: {error}"))
+            Error::permanent(Code::BAD_URL, format!("the URL for replication is not usable: {error}"))
         })?;
         Ok(Self::of(&options))
     }

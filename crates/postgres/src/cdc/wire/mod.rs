@@ -10,7 +10,7 @@ mod tls;
 
 use std::{io, pin::Pin, time::Duration};
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::{
     authentication::{
@@ -147,7 +147,7 @@ impl Wire {
         let password = || {
             endpoint.password.as_deref().ok_or_else(|| {
                 Error::unavailable(
-                    "auth",
+                    Code::CREDENTIALS,
                     format!("{} wants a password for replication, too", endpoint.shown()),
                 )
             })
@@ -184,7 +184,7 @@ impl Wire {
                 Message::NoticeResponse(_) | Message::ParameterStatus(_) => continue,
                 _ => {
                     return Err(Error::unavailable(
-                        "auth",
+                        Code::CREDENTIALS,
                         format!("{} wants a way to log in that airtight does not know", endpoint.shown()),
                     ));
                 }
@@ -263,7 +263,7 @@ impl Wire {
             match self.message().await? {
                 Message::ErrorResponse(body) => return Err(refused(body.fields(), "streaming")),
                 Message::CopyDone | Message::CommandComplete(_) | Message::ReadyForQuery(_) => {
-                    return Err(Error::retryable("unreachable", "the server has ended the stream"));
+                    return Err(Error::retryable(Code::CONNECTION_LOST, "the server has ended the stream"));
                 }
                 _ => {}
             }
@@ -312,7 +312,7 @@ impl Wire {
             }
             let read = self.transport.read_buf(&mut self.input).await.map_err(lost)?;
             if read == 0 {
-                return Err(Error::retryable("unreachable", "the server has closed the connection"));
+                return Err(Error::retryable(Code::CONNECTION_LOST, "the server has closed the connection"));
             }
         }
     }
@@ -372,14 +372,17 @@ async fn transport(endpoint: &Endpoint) -> Result<Pin<Box<dyn Transport>>> {
     if matches!(endpoint.ssl, PgSslMode::Prefer) {
         return Ok(Box::pin(stream));
     }
-    Err(Error::unavailable("tls", format!("{} does not speak TLS, and `sslmode` wants it", endpoint.shown())))
+    Err(Error::unavailable(
+        Code::TLS,
+        format!("{} does not speak TLS, and `sslmode` wants it", endpoint.shown()),
+    ))
 }
 
 /// What takes longer is not waited for.
 async fn within<T>(doing: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(ANSWER, answer).await.unwrap_or_else(|_| {
         let message = format!("{doing}: PostgreSQL has not answered within {} s", ANSWER.as_secs());
-        Err(Error::retryable("unreachable", message))
+        Err(Error::retryable(Code::TIMEOUT, message))
     })
 }
 
@@ -403,17 +406,17 @@ fn refused(mut fields: ErrorFields<'_>, doing: &str) -> Error {
 }
 
 fn unreachable(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> Error {
-    Error::retryable("unreachable", format!("cannot reach PostgreSQL at {}: {why}", endpoint.shown()))
+    Error::retryable(Code::UNREACHABLE, format!("cannot reach PostgreSQL at {}: {why}", endpoint.shown()))
 }
 
 fn lost(error: io::Error) -> Error {
-    Error::retryable("unreachable", format!("the connection to PostgreSQL is lost: {error}"))
+    Error::retryable(Code::CONNECTION_LOST, format!("the connection to PostgreSQL is lost: {error}"))
 }
 
 fn broken(error: io::Error) -> Error {
-    Error::retryable("protocol", format!("PostgreSQL has said something odd: {error}"))
+    Error::retryable(Code::WRONG_PROTOCOL, format!("PostgreSQL has said something odd: {error}"))
 }
 
 fn unexpected() -> Error {
-    Error::retryable("protocol", "PostgreSQL has said something out of turn")
+    Error::retryable(Code::WRONG_PROTOCOL, "PostgreSQL has said something out of turn")
 }

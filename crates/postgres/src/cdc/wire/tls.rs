@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use airtight_core::{Error, Result};
+use airtight_core::{Code, Error, Result};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::{
@@ -74,11 +74,11 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 fn unreadable(file: &Path, why: &dyn std::fmt::Display) -> Error {
-    Error::unavailable("tls", format!("the file {} cannot be used: {why}", file.display()))
+    Error::unavailable(Code::TLS, format!("the file {} cannot be used: {why}", file.display()))
 }
 
 fn failed(endpoint: &Endpoint, why: &dyn std::fmt::Display) -> Error {
-    Error::unavailable("tls", format!("TLS with {} failed: {why}", endpoint.shown()))
+    Error::unavailable(Code::TLS, format!("TLS with {} failed: {why}", endpoint.shown()))
 }
 
 /// For modes that ask for less than a certificate for the name.
