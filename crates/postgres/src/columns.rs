@@ -1,10 +1,13 @@
-//! From a `TableSpec` to SQL expressions. Every query gets its columns and status words from here.
+//! From a `TableSpec` to SQL expressions. Every statement that is not written for the canonical table gets its columns
+//! and status words from here.
 //!
 //! Expressions are about a row `t` of the outbox and, where the table cannot hold something, a row `s` of
-//! the side table, which is joined by [`Columns::join_side`].
+//! the side table, which [`crate::queue::QueueTable::side`] joins. In an expression a column is qualified ([`col`]); what a
+//! statement sets is named bare ([`Assignments`]).
 
 use std::{
     collections::{HashMap, HashSet},
+    fmt,
     ops::Deref,
     sync::Arc,
 };
@@ -122,17 +125,6 @@ impl EventColumns {
         })
     }
 
-    /// Whether the table is shaped like the canonical one: partition and phase stored, and everything that a
-    /// claim must remember.
-    pub(crate) fn is_fast(&self) -> bool {
-        self.spec.is_self_contained()
-            && self.spec.partition.is_some()
-            && self.spec.phase.is_some()
-            && self.spec.seq.as_ref() == Some(&self.spec.identity)
-            && matches!(self.spec.stream, Field::Column(_))
-            && matches!(self.spec.aggregate_id, Field::Column(_))
-    }
-
     /// The type of the identity, as the database writes it.
     pub(crate) fn identity_type(&self) -> &str {
         self.type_of(&self.spec.identity)
@@ -186,16 +178,6 @@ impl EventColumns {
     /// The identity of `t`.
     pub(crate) fn identity(&self) -> String {
         col(&self.spec.identity)
-    }
-
-    /// `LEFT JOIN` to the side table.
-    pub(crate) fn join_side(&self) -> String {
-        format!(
-            "LEFT JOIN {} s ON s.outbox = {} AND s.event = {}::text",
-            self.side,
-            literal(&self.outbox),
-            self.identity()
-        )
     }
 
     /// A timestamp column as `timestamptz`. A number is taken for seconds since 1970.
@@ -296,11 +278,6 @@ impl EventColumns {
 
     pub(crate) fn next_retry_at(&self) -> String {
         self.spec.next_retry_at.as_ref().map_or("s.next_retry_at".into(), |column| self.read_time(column))
-    }
-
-    pub(crate) fn lost_leases(&self) -> String {
-        let lost = self.spec.lost_leases.as_ref().filter(|_| self.is_fast());
-        lost.map_or("coalesce(s.lost_leases, 0)".into(), |column| col(column))
     }
 
     pub(crate) fn error_code(&self) -> String {
@@ -440,13 +417,9 @@ impl Columns {
         format!("({}{})", self.is(&self.status.dead), unknown.unwrap_or_default())
     }
 
-    /// The state as the canonical word; the table's own word where nobody knows what it means.
-    pub(crate) fn state(&self) -> String {
+    /// The state as the table's own words say it: the canonical word, or the table's where no role explains it.
+    pub(crate) fn state_by_words(&self) -> String {
         let mut cases = String::new();
-        if !self.is_fast() {
-            cases.push_str(" WHEN s.claim_token IS NOT NULL THEN 'processing'");
-            cases.push_str(&format!(" WHEN s.unknown AND {} THEN 'unknown'", self.is(&self.status.dead)));
-        }
         let roles = [
             (Some(&self.status.new), "pending"),
             (Some(&self.status.retrying), "pending"),
@@ -505,7 +478,28 @@ pub(crate) fn qualified(schema: Option<&str>, table: &str) -> String {
     schema.map_or(quote(table), |schema| format!("{}.{}", quote(schema), quote(table)))
 }
 
-/// A column of `t`, quoted.
+/// What a statement sets in a row of `t`.
+#[derive(Debug, Default)]
+pub(crate) struct Assignments(Vec<String>);
+
+impl Assignments {
+    /// `column = value`: the column is named bare, as SET wants it.
+    pub(crate) fn set(&mut self, column: &str, value: impl fmt::Display) {
+        self.0.push(format!("{} = {value}", quote(column)));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Assignments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(", "))
+    }
+}
+
+/// A column of `t`, quoted and qualified.
 pub(crate) fn col(column: &str) -> String {
     format!("t.{}", quote(column))
 }

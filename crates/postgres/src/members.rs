@@ -5,19 +5,12 @@ use std::time::Duration;
 use airtight_core::{
     Code, Error, Result,
     group::{CDC_GROUP, LOG_GROUP, Member, Peer, Pulse},
-    queue::{RowClaim, RowKey},
     table::literal,
 };
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use crate::{
-    PgOutbox,
-    columns::{EventColumns, col},
-    error::doing,
-    outbox::Conn,
-    queue::{int_keys, text_keys},
-};
+use crate::{PgOutbox, columns::EventColumns, error::doing, outbox::Conn};
 
 /// One at a time in a group: whoever changes who owns what. A transaction's lock, so that it works behind a
 /// pooler and ends with the transaction, however that ends.
@@ -103,14 +96,22 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
     conn.commit().await
 }
 
-pub(crate) async fn heartbeat(
+/// Renews the relay's own lease, and says who else is there.
+pub(crate) async fn heartbeat(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<Pulse> {
+    let mut conn = outbox.acquire().await?;
+    let pulse = pulse(outbox, &mut conn, c, member).await?;
+    conn.commit().await?;
+    Ok(pulse)
+}
+
+/// The same, on a connection that is used further.
+pub(crate) async fn pulse(
     outbox: &PgOutbox,
+    conn: &mut Conn,
     c: &EventColumns,
     member: &Member,
-    rows: &[RowClaim],
 ) -> Result<Pulse> {
     let failed = doing("renewing leases");
-    let mut conn = outbox.acquire().await?;
     // The relays and the partitions as they were before the renewal: only this relay's own row changes.
     let sql = format!(
         "WITH me AS (UPDATE {relay} SET expires_at = now() + make_interval(secs => $4) WHERE id = $1 RETURNING id) \
@@ -137,18 +138,13 @@ pub(crate) async fn heartbeat(
         .map_err(&failed)?;
     let owned: Vec<i16> = row.try_get("owned").map_err(&failed)?;
     let owners: Vec<Uuid> = row.try_get("owners").map_err(&failed)?;
-    let mut pulse = Pulse {
+    Ok(Pulse {
         alive: row.try_get("alive").map_err(&failed)?,
         members: row.try_get("members").map_err(&failed)?,
         owners: owned.into_iter().filter_map(|n| u16::try_from(n).ok()).zip(owners).collect(),
         lost: Vec::new(),
         peers: peers(&row).map_err(&failed)?,
-    };
-    if pulse.alive && !rows.is_empty() {
-        pulse.lost = renew(outbox, &mut conn, c, member, rows).await?;
-    }
-    conn.commit().await?;
-    Ok(pulse)
+    })
 }
 
 fn peers(row: &PgRow) -> sqlx::Result<Vec<Peer>> {
@@ -159,59 +155,6 @@ fn peers(row: &PgRow) -> sqlx::Result<Vec<Peer>> {
     Ok(peers
         .map(|((id, host), (renewal, seconds))| Peer { id, host, renewal, left: left(seconds) })
         .collect())
-}
-
-/// Renews the leases of rows; returns those that were no longer ours.
-async fn renew(
-    outbox: &PgOutbox,
-    conn: &mut Conn,
-    c: &EventColumns,
-    member: &Member,
-    rows: &[RowClaim],
-) -> Result<Vec<RowKey>> {
-    let failed = doing("renewing leases");
-    let refs: Vec<&RowClaim> = rows.iter().collect();
-    let tokens: Vec<Uuid> = rows.iter().map(|row| row.token).collect();
-    let renewed: Vec<RowKey> = if c.is_fast() {
-        let column = |name: &Option<String>| name.as_ref().map(|name| col(name)).unwrap_or_default();
-        let sql = format!(
-            "UPDATE {} t SET {} = now() + make_interval(secs => $3) \
-             FROM unnest($1::bigint[], $2::uuid[]) AS v(id, token) \
-             WHERE {id} = v.id AND {} = v.token RETURNING {id}",
-            c.table,
-            column(&c.spec.locked_until).trim_start_matches("t."),
-            column(&c.spec.claim_token),
-            id = c.identity(),
-        );
-        let found: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
-            .persistent(!outbox.pooled)
-            .bind(int_keys(&refs))
-            .bind(tokens)
-            .bind(member.lease.as_secs_f64())
-            .fetch_all(conn.get())
-            .await
-            .map_err(&failed)?;
-        found.into_iter().map(RowKey::Int).collect()
-    } else {
-        let sql = format!(
-            "UPDATE {} s SET locked_until = now() + make_interval(secs => $3) \
-             FROM unnest($1::text[], $2::uuid[]) AS v(event, token) \
-             WHERE s.outbox = {} AND s.event = v.event AND s.claim_token = v.token RETURNING s.event",
-            c.side,
-            literal(&c.outbox)
-        );
-        let found: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql))
-            .persistent(!outbox.pooled)
-            .bind(text_keys(&refs))
-            .bind(tokens)
-            .bind(member.lease.as_secs_f64())
-            .fetch_all(conn.get())
-            .await
-            .map_err(&failed)?;
-        found.into_iter().map(RowKey::Text).collect()
-    };
-    let renewed: std::collections::HashSet<RowKey> = renewed.into_iter().collect();
-    Ok(rows.iter().map(|row| row.key.clone()).filter(|key| !renewed.contains(key)).collect())
 }
 
 pub(crate) async fn take(

@@ -1,7 +1,10 @@
-//! What is PostgreSQL's own: publishing in four ways, migrations, HOT claims, bad rows, wake-ups, errors.
+//! What is PostgreSQL's own: publishing in four ways, migrations, HOT claims, bad rows, wake-ups, errors; the choice
+//! between the canonical and the foreign store.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
 
+#[path = "outbox/stores.rs"]
+mod stores;
 mod support;
 
 use std::time::{Duration, Instant};

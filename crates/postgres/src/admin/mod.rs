@@ -11,7 +11,7 @@ use airtight_core::{
     },
     event::MAX_PAYLOAD_BYTES,
     state::State,
-    table::{Count, literal, quote},
+    table::{Count, literal},
 };
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row, postgres::PgRow};
@@ -21,12 +21,13 @@ pub(crate) use self::report::{away_row, relays};
 use self::report::{blocked_keys, done_counts, open_counts, unexplained_counts, unread_streams};
 use crate::{
     PgOutbox,
-    columns::{Columns, EventColumns, col, in_calendar},
+    columns::{Assignments, Columns, EventColumns, col},
     decode,
     error::doing,
     fits,
     log::{admin as log, parked},
     outbox::Conn,
+    queue::{self, QueueTable},
 };
 
 /// How many rows one statement of retention, bulk retry or bulk discard touches.
@@ -50,7 +51,7 @@ impl Admin for PgOutbox {
         if findings.iter().any(|finding| finding.fatal) {
             return Ok(findings);
         }
-        let columns = match Columns::load(self, &mut conn).await {
+        let columns = match queue::load(self, &mut conn).await {
             Ok(columns) => columns,
             Err(error) => return Ok(vec![Finding { fatal: true, message: error.to_string() }]),
         };
@@ -60,7 +61,7 @@ impl Admin for PgOutbox {
         if findings.iter().any(|finding| finding.fatal) {
             return Ok(findings);
         }
-        let unexplained = if columns.is_fast() { None } else { fits::unexplained(self, &columns).await? };
+        let unexplained = fits::unexplained(self, &*columns).await?;
         findings.extend(unexplained.map(|message| Finding { fatal: false, message }));
         let mut conn = self.acquire().await?;
         let mut note = |message: String| findings.push(Finding { fatal: false, message });
@@ -70,7 +71,7 @@ impl Admin for PgOutbox {
                 columns.outbox
             ));
         }
-        for stream in unread_streams(self, &mut conn, &columns).await? {
+        for stream in unread_streams(self, &mut conn, &*columns).await? {
             note(format!("stream `{stream}` has events waiting, and no relay reads it right now"));
         }
         let settings = sqlx::query("SELECT current_setting('transaction_read_only'), pg_is_in_recovery()")
@@ -101,10 +102,10 @@ impl Admin for PgOutbox {
             return log::status(self).await;
         }
         let mut conn = self.acquire().await?;
-        let c = Columns::load(self, &mut conn).await?;
-        let mut streams = open_counts(self, &mut conn, &c).await?;
-        let done = done_counts(self, &mut conn, &c).await?.into_iter();
-        let unexplained = unexplained_counts(self, &mut conn, &c).await?.into_iter();
+        let c = queue::load(self, &mut conn).await?;
+        let mut streams = open_counts(self, &mut conn, &*c).await?;
+        let done = done_counts(self, &mut conn, &*c).await?.into_iter();
+        let unexplained = unexplained_counts(self, &mut conn, &*c).await?.into_iter();
         let rest = done.map(|(stream, done)| StreamStatus { stream, done, ..StreamStatus::default() });
         let rest = rest.chain(unexplained.map(|(stream, unexplained)| StreamStatus {
             stream,
@@ -122,8 +123,8 @@ impl Admin for PgOutbox {
         }
         streams.sort_by(|left, right| left.stream.cmp(&right.stream));
         let relays = relays(self, &mut conn, &c).await?;
-        let blocked_keys = blocked_keys(self, &mut conn, &c, 10_000).await?.len() as u64;
-        let mut away = report::away(self, &mut conn, &c).await?;
+        let blocked_keys = blocked_keys(self, &mut conn, &*c, 10_000).await?.len() as u64;
+        let mut away = report::away(self, &mut conn, &*c).await?;
         away.extend(parked::away(self, &mut conn, &c).await?);
         conn.commit().await?;
         let slots = self.readers().await?;
@@ -136,14 +137,14 @@ impl Admin for PgOutbox {
             return log::list(self, filter).await;
         }
         let mut conn = self.acquire().await?;
-        let c = Columns::load(self, &mut conn).await?;
+        let c = queue::load(self, &mut conn).await?;
         let mut query = QueryBuilder::<Postgres>::new(format!(
             "SELECT {} FROM {} t {} WHERE true",
-            list_columns(&c),
+            list_columns(&*c),
             c.table,
-            c.join_side()
+            c.side()
         ));
-        push_filter(&mut query, &c, filter);
+        push_filter(&mut query, &*c, filter);
         let direction = if filter.newest_first { "DESC" } else { "ASC" };
         let order: Vec<String> = c.order().iter().map(|column| format!("{column} {direction}")).collect();
         query.push(format!(" ORDER BY {} LIMIT ", order.join(", ")));
@@ -163,14 +164,14 @@ impl Admin for PgOutbox {
             return log::show(self, id).await;
         }
         let mut conn = self.acquire().await?;
-        let c = Columns::load(self, &mut conn).await?;
+        let c = queue::load(self, &mut conn).await?;
         let Some(matches) = matching(self, &mut conn, &c, id).await? else { return Ok(None) };
         let sql = format!(
             "SELECT {}, {} FROM {} t {} WHERE {matches} LIMIT 1",
-            list_columns(&c),
+            list_columns(&*c),
             c.event_columns(&MAX_PAYLOAD_BYTES.to_string()),
             c.table,
-            c.join_side()
+            c.side()
         );
         let row = sqlx::query(AssertSqlSafe(sql))
             .persistent(!self.pooled)
@@ -227,8 +228,8 @@ impl Admin for PgOutbox {
             return log::blocked(self, limit).await;
         }
         let mut conn = self.acquire().await?;
-        let c = Columns::load(self, &mut conn).await?;
-        let keys = blocked_keys(self, &mut conn, &c, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
+        let c = queue::load(self, &mut conn).await?;
+        let keys = blocked_keys(self, &mut conn, &*c, i64::try_from(limit).unwrap_or(i64::MAX)).await?;
         conn.commit().await?;
         Ok(keys)
     }
@@ -236,16 +237,16 @@ impl Admin for PgOutbox {
 
 impl PgOutbox {
     /// Acts on one event if its state allows it.
-    async fn act_on(&self, id: &str, statement: fn(&Columns, &str) -> String) -> Result<Acted> {
+    async fn act_on(&self, id: &str, statement: fn(&dyn QueueTable, &str) -> String) -> Result<Acted> {
         let mut conn = self.begin().await?;
-        let c = Columns::load(self, &mut conn).await?;
+        let c = queue::load(self, &mut conn).await?;
         let Some(matches) = matching(self, &mut conn, &c, id).await? else { return Ok(Acted::NotFound) };
         let target = format!(
             "SELECT {} AS identity, {} AS state FROM {} t {} WHERE {matches} LIMIT 1 FOR UPDATE OF t",
             c.identity(),
             c.state(),
             c.table,
-            c.join_side()
+            c.side()
         );
         // Twice: the first waits for a claim or a settle under way, but sees the side table as it was before;
         // the second, with the row locked, sees it as it is.
@@ -264,7 +265,7 @@ impl PgOutbox {
         if !state.can_retry() {
             return Ok(Acted::Refused(state));
         }
-        sqlx::query(AssertSqlSafe(statement(&c, &target)))
+        sqlx::query(AssertSqlSafe(statement(&*c, &target)))
             .persistent(!self.pooled)
             .bind(id)
             .execute(conn.get())
@@ -275,25 +276,29 @@ impl PgOutbox {
     }
 
     /// Acts on all dead events of the filter, in chunks.
-    async fn act_on_dead(&self, filter: &Filter, statement: fn(&Columns, &str) -> String) -> Result<u64> {
+    async fn act_on_dead(
+        &self,
+        filter: &Filter,
+        statement: fn(&dyn QueueTable, &str) -> String,
+    ) -> Result<u64> {
         let filter = Filter { states: vec![State::Dead], limit: 0, ..filter.clone() };
         let mut total = 0;
         loop {
             let mut conn = self.acquire().await?;
-            let c = Columns::load(self, &mut conn).await?;
+            let c = queue::load(self, &mut conn).await?;
             let mut target = QueryBuilder::<Postgres>::new(format!(
                 "SELECT {} AS identity FROM {} t {} WHERE true",
                 c.identity(),
                 c.table,
-                c.join_side()
+                c.side()
             ));
-            push_filter(&mut target, &c, &filter);
+            push_filter(&mut target, &*c, &filter);
             target.push(format!(
                 " ORDER BY {} LIMIT {CHUNK} FOR UPDATE OF t SKIP LOCKED",
                 c.order().join(", ")
             ));
             // The same parameters, in a statement around it.
-            let sql = statement(&c, target.sql().as_str());
+            let sql = statement(&*c, target.sql().as_str());
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(!self.pooled);
             query = bind_filter(query, &c, &filter);
             let done =
@@ -308,45 +313,45 @@ impl PgOutbox {
 }
 
 /// Makes the target due now, as if it had never been tried.
-fn retry_statement(c: &Columns, target: &str) -> String {
+fn retry_statement(c: &dyn QueueTable, target: &str) -> String {
     let spec = &c.spec;
-    let mut set = vec![format!("{} = {}", quote(&c.status.column), literal(&c.status.new.word))];
+    let mut set = Assignments::default();
+    set.set(&c.status.column, literal(&c.status.new.word));
     if let Some(Count::Attempts(column) | Count::Retries(column)) = &spec.count {
-        set.push(format!("{} = 0", quote(column)));
+        set.set(column, 0);
     }
-    set.extend(spec.lost_leases.iter().map(|column| format!("{} = 0", quote(column))));
-    // Doc 4's column does not take NULL; now is as good.
+    if let Some(column) = &spec.lost_leases {
+        set.set(column, 0);
+    }
     if let Some(column) = &spec.next_retry_at {
-        let due = if c.is_fast() { "NULL".into() } else { c.write_time(column, "now()") };
-        set.push(format!("{} = {due}", quote(column)));
+        set.set(column, c.due_now(column));
     }
     for column in [&spec.claim_token, &spec.locked_until, &spec.finished_at].into_iter().flatten() {
-        set.push(format!("{} = NULL", quote(column)));
+        set.set(column, "NULL");
     }
     format!(
-        "WITH target AS ({target}), side AS ({}) UPDATE {} t SET {} FROM target WHERE {} = target.identity",
-        forget_side(c),
-        c.table,
-        set.join(", "),
-        c.identity()
-    )
-}
-
-fn discard_statement(c: &Columns, target: &str) -> String {
-    format!(
-        "WITH target AS ({target}), side AS ({}) DELETE FROM {} t USING target WHERE {} = target.identity",
-        forget_side(c),
+        "WITH {} UPDATE {} t SET {set} FROM target WHERE {} = target.identity",
+        with_target(c, target),
         c.table,
         c.identity()
     )
 }
 
-fn forget_side(c: &Columns) -> String {
+fn discard_statement(c: &dyn QueueTable, target: &str) -> String {
     format!(
-        "DELETE FROM {} s USING target WHERE s.outbox = {} AND s.event = target.identity::text",
-        c.side,
-        literal(&c.outbox)
+        "WITH {} DELETE FROM {} t USING target WHERE {} = target.identity",
+        with_target(c, target),
+        c.table,
+        c.identity()
     )
+}
+
+/// The target, and what the side table has of it, which is removed.
+fn with_target(c: &dyn QueueTable, target: &str) -> String {
+    match c.forget_side() {
+        Some(forget) => format!("target AS ({target}), side AS ({forget})"),
+        None => format!("target AS ({target})"),
+    }
 }
 
 /// The condition that finds an event by what an operator typed; none if there is no such event.
@@ -407,21 +412,12 @@ fn conditions(c: &EventColumns, id: &str) -> Vec<String> {
     conditions
 }
 
-fn list_columns(c: &Columns) -> String {
+fn list_columns(c: &dyn QueueTable) -> String {
     let attempts = c.attempts();
-    let retry = c.next_retry_at();
-    // Only airtight's own table marks what is held; elsewhere that is a time for ever.
-    let (held, shown) = match c.is_fast() {
-        true => (
-            format!("coalesce({retry} = 'infinity', false)"),
-            format!("CASE WHEN {retry} < 'infinity' THEN {} END", in_calendar(&retry)),
-        ),
-        false => ("false".into(), in_calendar(&retry)),
-    };
     format!(
         "coalesce({}, 0) AS l_seq, {}::text AS l_id, {} AS l_stream, {} AS l_type, {} AS l_aggregate_type, {} AS l_aggregate_id, \
          coalesce({}, '') AS l_state, ({attempts})::int AS l_attempts, ({})::int AS l_lost, \
-         {shown} AS l_retry, {held} AS l_held, \
+         {} AS l_retry, {} AS l_held, \
          {}::text AS l_code, {}::text AS l_message, {} AS l_created",
         c.seq(),
         col(&c.spec.id),
@@ -431,6 +427,8 @@ fn list_columns(c: &Columns) -> String {
         c.label(&c.spec.aggregate_id),
         c.state(),
         c.lost_leases(),
+        c.shown_retry(),
+        c.is_held(),
         c.error_code(),
         c.error_message(),
         c.created_at(),
@@ -460,7 +458,7 @@ pub(crate) fn list_row(row: &PgRow) -> Result<ListRow> {
 }
 
 /// ` AND …` for each part of the filter; parameters in the order of [`bind_filter`].
-fn push_filter(query: &mut QueryBuilder<Postgres>, c: &Columns, filter: &Filter) {
+fn push_filter(query: &mut QueryBuilder<Postgres>, c: &dyn QueueTable, filter: &Filter) {
     let states: Vec<String> = filter.states.iter().map(|state| state.as_str().to_owned()).collect();
     if !states.is_empty() {
         query.push(format!(" AND {} = ANY(", c.state())).push_bind(states).push(")");

@@ -11,9 +11,10 @@ use sqlx::{AssertSqlSafe, Row};
 use super::CHUNK;
 use crate::{
     PgOutbox,
-    columns::{Columns, col},
+    columns::col,
     error::doing,
     outbox::Conn,
+    queue::{self, QueueTable},
 };
 
 enum Window {
@@ -31,11 +32,11 @@ pub(super) async fn prune(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Removed> {
     let mut conn = outbox.acquire().await?;
-    let c = Columns::load(outbox, &mut conn).await?;
+    let c = queue::load(outbox, &mut conn).await?;
     let column = c.spec.age_column(what.by_creation)?;
     let removed = |events| Removed { events, column: column.to_owned() };
     if what.dry_run {
-        let events = count_old(outbox, &mut conn, &c, column, what.keep).await?;
+        let events = count_old(outbox, &mut conn, &*c, column, what.keep).await?;
         conn.commit().await?;
         return Ok(removed(events));
     }
@@ -43,7 +44,7 @@ pub(super) async fn prune(
     let mut total = 0;
     let mut after: Option<i64> = None;
     loop {
-        let (deleted, window) = prune_some(outbox, &c, column, what.keep, after).await?;
+        let (deleted, window) = prune_some(outbox, &*c, column, what.keep, after).await?;
         total += deleted;
         progress(total);
         match window {
@@ -61,7 +62,7 @@ pub(super) async fn prune(
 /// have to maintain.
 async fn prune_some(
     outbox: &PgOutbox,
-    c: &Columns,
+    c: &dyn QueueTable,
     column: &str,
     keep: Duration,
     after: Option<i64>,
@@ -110,22 +111,15 @@ async fn prune_some(
     Ok((deleted.unsigned_abs(), window))
 }
 
-/// Whether the column says that `t` is older than the first parameter. A row that does not say is not; in airtight's
-/// own table it was finished by hand, and goes by when it was written.
-fn is_old(c: &Columns, column: &str) -> String {
-    let time = match &c.spec.created_at {
-        Some(created) if c.is_fast() => {
-            format!("coalesce({}, {})", c.read_time(column), c.read_time(created))
-        }
-        _ => c.read_time(column),
-    };
-    format!("{time} < now() - make_interval(secs => $1)")
+/// Whether the column says that `t` is older than the first parameter. A row that does not say is not.
+fn is_old(c: &dyn QueueTable, column: &str) -> String {
+    format!("{} < now() - make_interval(secs => $1)", c.finished(column))
 }
 
 async fn count_old(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    c: &Columns,
+    c: &dyn QueueTable,
     column: &str,
     keep: Duration,
 ) -> Result<u64> {

@@ -9,16 +9,17 @@ use sqlx::AssertSqlSafe;
 use super::DONE_CAP;
 use crate::{
     PgOutbox,
-    columns::{Columns, EventColumns, col},
+    columns::{EventColumns, col},
     decode,
     error::doing,
     outbox::Conn,
+    queue::QueueTable,
 };
 
 pub(super) async fn open_counts(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    c: &Columns,
+    c: &dyn QueueTable,
 ) -> Result<Vec<StreamStatus>> {
     let sql = format!(
         "SELECT stream, \
@@ -35,15 +36,10 @@ pub(super) async fn open_counts(
          GROUP BY stream",
         stream = c.label(&c.spec.stream),
         state = c.state(),
-        waits = if c.is_fast() {
-            format!("{} IS NOT NULL", c.next_retry_at())
-        } else {
-            // One whose destination is away waits without having spent an attempt.
-            format!("({} > 0 OR coalesce({} > now(), false))", c.attempts(), c.next_retry_at())
-        },
+        waits = c.waits(),
         created = c.created_at(),
         table = c.table,
-        side = c.join_side(),
+        side = c.side(),
         open = c.is_open(),
         dead = c.is_dead_or_unknown(),
     );
@@ -73,7 +69,7 @@ pub(super) async fn open_counts(
 }
 
 /// What events wait for that are not to blame. Where a table has no place for codes, the message tells.
-pub(super) async fn away(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<AwayStatus>> {
+pub(super) async fn away(outbox: &PgOutbox, conn: &mut Conn, c: &dyn QueueTable) -> Result<Vec<AwayStatus>> {
     let (code, message) = (c.error_code(), c.error_message());
     let sql = format!(
         "SELECT NULL::text AS consumer, coalesce({code}::text, '') AS code, coalesce({message}::text, '') AS message, \
@@ -81,7 +77,7 @@ pub(super) async fn away(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Res
          FROM {table} t {side} WHERE {open} AND {retry} IS NOT NULL AND coalesce({code}::text LIKE $1, {message}::text LIKE $2) \
          GROUP BY 1, 2, 3 ORDER BY events DESC, message LIMIT {AWAY_SHOWN}",
         table = c.table,
-        side = c.join_side(),
+        side = c.side(),
         open = c.is_open(),
         retry = c.next_retry_at(),
     );
@@ -103,7 +99,7 @@ pub(crate) fn away_row(row: &sqlx::postgres::PgRow) -> Result<AwayStatus> {
 pub(super) async fn done_counts(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    c: &Columns,
+    c: &dyn QueueTable,
 ) -> Result<Vec<(String, u64)>> {
     let sql = format!(
         "SELECT stream, count(*) FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT {DONE_CAP}) AS done GROUP BY stream",
@@ -123,17 +119,13 @@ pub(super) async fn done_counts(
 pub(super) async fn unexplained_counts(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    c: &Columns,
+    c: &dyn QueueTable,
 ) -> Result<Vec<(String, u64)>> {
-    // airtight's own table takes no other words.
-    if c.is_fast() {
-        return Ok(Vec::new());
-    }
+    let Some(unexplained) = c.unexplained() else { return Ok(Vec::new()) };
     let sql = format!(
-        "SELECT {}, count(*) FROM {} t WHERE {} GROUP BY 1",
+        "SELECT {}, count(*) FROM {} t WHERE {unexplained} GROUP BY 1",
         c.label(&c.spec.stream),
         c.table,
-        c.is_unexplained()
     );
     let rows: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
@@ -171,7 +163,11 @@ pub(crate) async fn relays(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns)
 }
 
 /// Streams with something to deliver that no live relay reads.
-pub(super) async fn unread_streams(outbox: &PgOutbox, conn: &mut Conn, c: &Columns) -> Result<Vec<String>> {
+pub(super) async fn unread_streams(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &dyn QueueTable,
+) -> Result<Vec<String>> {
     let sql = format!(
         "SELECT DISTINCT stream FROM (SELECT {} AS stream FROM {} t WHERE {} LIMIT 100000) AS open \
          WHERE NOT EXISTS (SELECT FROM {} r WHERE r.outbox = $1 AND r.expires_at > now() \
@@ -193,16 +189,10 @@ pub(super) async fn unread_streams(outbox: &PgOutbox, conn: &mut Conn, c: &Colum
 pub(super) async fn blocked_keys(
     outbox: &PgOutbox,
     conn: &mut Conn,
-    c: &Columns,
+    c: &dyn QueueTable,
     limit: i64,
 ) -> Result<Vec<BlockedKey>> {
     let retry = c.next_retry_at();
-    // On a fast table what waits is marked; elsewhere it is everything open behind a waiting event.
-    let held = if c.is_fast() {
-        format!("{} AND {retry} = 'infinity'", c.is_open())
-    } else {
-        format!("{} AND s.claim_token IS NULL", c.is_open())
-    };
     let waits = format!("({} AND {retry} IS NOT NULL AND {retry} < 'infinity')", c.is_open());
     let order = c.order().join(", ");
     let sql = format!(
@@ -211,11 +201,12 @@ pub(super) async fn blocked_keys(
          SELECT head.key, head.id, head.state, behind.held FROM head CROSS JOIN LATERAL (SELECT count(*) AS held \
            FROM {table} t {side} WHERE {key} = head.key AND {held} AND ROW({order}) > head.place) AS behind \
          WHERE behind.held > 0 ORDER BY behind.held DESC, head.key LIMIT $1",
-        key = if c.is_fast() { c.key() } else { c.label(&c.spec.aggregate_id) },
+        key = c.blocked_key(),
+        held = c.is_blocked(),
         id = col(&c.spec.id),
         state = c.state(),
         table = c.table,
-        side = c.join_side(),
+        side = c.side(),
         dead = c.is_dead_or_unknown(),
     );
     let rows = sqlx::query(AssertSqlSafe(sql))

@@ -83,9 +83,10 @@ pub use self::{
 };
 use crate::{
     PgOutbox,
-    columns::{Columns, EventColumns},
+    columns::EventColumns,
     error::doing,
     fits, log, members,
+    queue::{self, Store},
 };
 
 /// Waits between sessions that come to nothing.
@@ -130,7 +131,7 @@ struct Shared {
     options: CdcOptions,
     endpoint: Endpoint,
     columns: OnceLock<EventColumns>,
-    marks: OnceLock<Option<Columns>>,
+    marks: OnceLock<Option<Box<dyn Store>>>,
     /// See [`publication::contents`].
     contents: OnceLock<String>,
     feed: Mutex<Feed>,
@@ -219,8 +220,8 @@ impl Shared {
     }
 
     /// The status column of the table, where rows are marked.
-    fn marks(&self) -> Option<&Columns> {
-        self.marks.get().and_then(Option::as_ref)
+    fn marks(&self) -> Option<&dyn Store> {
+        self.marks.get().and_then(Option::as_deref)
     }
 
     /// Whether some rows are not wanted, so that each must be looked at.
@@ -407,8 +408,8 @@ impl Members for PgCdc {
         members::join(&self.shared.outbox, self.shared.columns()?, member).await
     }
 
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        let pulse = members::heartbeat(&self.shared.outbox, self.shared.columns()?, member, rows).await?;
+    async fn heartbeat(&self, member: &Member, _rows: &[RowClaim]) -> Result<Pulse> {
+        let pulse = members::heartbeat(&self.shared.outbox, self.shared.columns()?, member).await?;
         if !pulse.alive || pulse.owners.get(&0).is_some_and(|owner| *owner != member.id) {
             self.stop();
         }
@@ -450,7 +451,7 @@ impl LogStore for PgCdc {
             ));
         }
         let marks = if shared.options.mark && columns.spec.status.is_some() {
-            Some(Columns::load(&shared.outbox, &mut conn).await?)
+            Some(queue::load(&shared.outbox, &mut conn).await?)
         } else {
             None
         };

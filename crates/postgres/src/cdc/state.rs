@@ -16,12 +16,12 @@ use sqlx::{AssertSqlSafe, Row, types::Json};
 use super::{Lsn, feed::Boundary, values::from_pg_micros};
 use crate::{
     PgOutbox,
-    columns::{Columns, EventColumns},
+    columns::EventColumns,
     error::doing,
     log::{consumers, settle},
     members,
     outbox::Conn,
-    queue::{mark, storable},
+    queue::{Store, storable},
     session::Session,
 };
 
@@ -375,7 +375,7 @@ pub(super) enum Written {
 pub(super) async fn write(
     outbox: &PgOutbox,
     c: &EventColumns,
-    marks: Option<&Columns>,
+    marks: Option<&dyn Store>,
     member: &Member,
     write: &Write<'_>,
 ) -> Result<Written> {
@@ -419,8 +419,8 @@ pub(super) async fn write(
         settle::free(outbox, conn.get(), c, member.consumer(), &keys, changes.block_on_dead).await?;
     }
     if let Some(marks) = marks {
-        mark(outbox, conn.get(), marks, &rows, false).await?;
-        mark(outbox, conn.get(), marks, &unknown, true).await?;
+        marks.mark(outbox, conn.get(), &rows, false).await?;
+        marks.mark(outbox, conn.get(), &unknown, true).await?;
     }
     conn.commit().await?;
     Ok(Written::Stored)

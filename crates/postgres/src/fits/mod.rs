@@ -14,11 +14,7 @@ mod zone;
 use airtight_core::{Code, Error, Result, admin::Finding, table::StatusSpec};
 use sqlx::{AssertSqlSafe, FromRow, Row, postgres::PgRow};
 
-use crate::{
-    PgOutbox,
-    columns::{Columns, EventColumns},
-    error::doing,
-};
+use crate::{PgOutbox, columns::EventColumns, error::doing, queue::QueueTable};
 
 /// What is wrong with the table, or would surprise.
 pub(crate) async fn findings(
@@ -62,8 +58,8 @@ pub(crate) async fn at_start(outbox: &PgOutbox, c: &EventColumns, status: Option
 }
 
 /// Notes that cost a look at every row, for `check` alone.
-pub(crate) async fn unexplained(outbox: &PgOutbox, c: &Columns) -> Result<Option<String>> {
-    words::unexplained(outbox, c).await
+pub(crate) async fn unexplained(outbox: &PgOutbox, table: &dyn QueueTable) -> Result<Option<String>> {
+    words::unexplained(outbox, table).await
 }
 
 /// One row of a statement of our own.

@@ -9,7 +9,8 @@ use sqlx::Row;
 use super::{row, rows, trial};
 use crate::{
     PgOutbox,
-    columns::{Columns, EventColumns, col},
+    columns::{EventColumns, col},
+    queue::QueueTable,
 };
 
 pub(super) async fn problems(
@@ -117,11 +118,11 @@ fn same(c: &EventColumns, column: &str, one: (&str, &str), other: (&str, &str)) 
 }
 
 /// Rows whose status means nothing, by their words.
-pub(super) async fn unexplained(outbox: &PgOutbox, c: &Columns) -> Result<Option<String>> {
+pub(super) async fn unexplained(outbox: &PgOutbox, c: &dyn QueueTable) -> Result<Option<String>> {
+    let Some(unexplained) = c.unexplained() else { return Ok(None) };
     let sql = format!(
-        "SELECT coalesce(quote_literal({status}::text), 'NULL'), count(*) FROM {} t WHERE {} GROUP BY 1 ORDER BY 2 DESC LIMIT 10",
+        "SELECT coalesce(quote_literal({status}::text), 'NULL'), count(*) FROM {} t WHERE {unexplained} GROUP BY 1 ORDER BY 2 DESC LIMIT 10",
         c.table,
-        c.is_unexplained(),
         status = col(&c.status.column),
     );
     let found: Vec<(String, i64)> = rows(outbox, sql, &[]).await?;

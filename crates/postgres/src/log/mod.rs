@@ -218,8 +218,8 @@ impl Members for PgLog {
         members::join(&self.outbox, &self.table()?.columns, member).await
     }
 
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        members::heartbeat(&self.outbox, &self.table()?.columns, member, rows).await
+    async fn heartbeat(&self, member: &Member, _rows: &[RowClaim]) -> Result<Pulse> {
+        members::heartbeat(&self.outbox, &self.table()?.columns, member).await
     }
 
     async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {

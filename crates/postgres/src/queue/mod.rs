@@ -1,15 +1,20 @@
 //! The queue's statements: what [`airtight_core::queue::Queue`] asks of PostgreSQL.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `store` | what a table must answer, and the choice between the two kinds |
+//! | `canonical` | airtight's own table: statements that name its columns |
+//! | `foreign` | any other table: statements assembled from its mapping, leases in the side table |
+//! | `settle` | verdicts by kind, in the order in which they are applied |
 
-mod fast;
-mod general;
+mod canonical;
+mod foreign;
 mod settle;
+mod store;
 
 use std::{
-    collections::HashMap,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    collections::HashSet,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -23,35 +28,31 @@ use async_trait::async_trait;
 use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
-pub(crate) use self::settle::{LONGEST_WAIT, mark, storable};
-use crate::{PgOutbox, columns::Columns, decode, error::doing, fits, listen::Listener, members};
+pub(crate) use self::{
+    settle::{LONGEST_WAIT, storable},
+    store::{QueueTable, Store, load},
+};
+use crate::{PgOutbox, decode, error::doing, fits, listen::Listener, members};
 
 /// With total order more would only be given back when one fails.
 const TOTAL_BATCH: usize = 100;
-
-/// How often a claim that found only events to hold back looks again: bounds how long it takes.
-const HOLD_ROUNDS: u32 = 100;
-
-/// How many held events one statement frees.
-const UNHOLD_BATCH: i64 = 10_000;
 
 /// An outbox in PostgreSQL as a [`QueueStore`].
 #[derive(Debug)]
 pub struct PgQueue {
     outbox: PgOutbox,
-    columns: OnceLock<Arc<Columns>>,
+    /// Set when the queue is opened.
+    store: OnceLock<Arc<dyn Store>>,
     listener: OnceLock<Listener>,
-    /// How many events to ask of each lane; adapts to how many lanes have something.
-    per_lane: AtomicUsize,
 }
 
 impl PgQueue {
     pub(crate) fn new(outbox: PgOutbox) -> Self {
-        Self { outbox, columns: OnceLock::new(), listener: OnceLock::new(), per_lane: AtomicUsize::new(0) }
+        Self { outbox, store: OnceLock::new(), listener: OnceLock::new() }
     }
 
-    fn columns(&self) -> Result<&Arc<Columns>> {
-        self.columns.get().ok_or_else(|| {
+    fn store(&self) -> Result<&dyn Store> {
+        self.store.get().map(|store| &**store).ok_or_else(|| {
             airtight_core::Error::permanent(airtight_core::Code::NOT_OPEN, "the queue was not opened")
         })
     }
@@ -60,42 +61,36 @@ impl PgQueue {
 #[async_trait]
 impl Members for PgQueue {
     async fn join(&self, member: &Member) -> Result<()> {
-        let columns = self.columns()?;
-        if columns.is_fast() && member.partitions > fast::SLOTS {
-            return Err(airtight_core::Error::permanent(
-                airtight_core::Code::TOO_MANY_PARTITIONS,
-                format!("{} partitions asked for; this table has {} at most", member.partitions, fast::SLOTS),
-            ));
-        }
-        members::join(&self.outbox, columns, member).await?;
-        if columns.is_fast() && member.order != Order::Key {
-            // Held by a group with order, which is gone: nobody else would free them.
-            let mut conn = self.outbox.acquire().await?;
-            sqlx::query(AssertSqlSafe(fast::unhold_all(columns, member)))
-                .persistent(!self.outbox.pooled)
-                .bind(&member.streams)
-                .execute(conn.get())
-                .await
-                .map_err(doing("freeing held events"))?;
-            conn.commit().await?;
-        }
-        Ok(())
+        let store = self.store()?;
+        store.check_member(member)?;
+        members::join(&self.outbox, store, member).await?;
+        store.joined(&self.outbox, member).await
     }
 
     async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        members::heartbeat(&self.outbox, self.columns()?, member, rows).await
+        let store = self.store()?;
+        let mut conn = self.outbox.acquire().await?;
+        let mut pulse = members::pulse(&self.outbox, &mut conn, store, member).await?;
+        if pulse.alive && !rows.is_empty() {
+            let renewed = store.renew(&self.outbox, &mut conn, member, rows).await?;
+            let renewed: HashSet<RowKey> = renewed.into_iter().collect();
+            pulse.lost =
+                rows.iter().map(|row| row.key.clone()).filter(|key| !renewed.contains(key)).collect();
+        }
+        conn.commit().await?;
+        Ok(pulse)
     }
 
     async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        members::take(&self.outbox, self.columns()?, member, wanted).await
+        members::take(&self.outbox, self.store()?, member, wanted).await
     }
 
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        members::give(&self.outbox, self.columns()?, member, partitions).await
+        members::give(&self.outbox, self.store()?, member, partitions).await
     }
 
     async fn leave(&self, member: &Member) -> Result<()> {
-        members::leave(&self.outbox, self.columns()?, member).await
+        members::leave(&self.outbox, self.store()?, member).await
     }
 }
 
@@ -107,14 +102,14 @@ impl QueueStore for PgQueue {
 
     async fn open(&self) -> Result<()> {
         let mut conn = self.outbox.acquire().await?;
-        let columns = Columns::load(&self.outbox, &mut conn).await?;
+        let store = load(&self.outbox, &mut conn).await?;
         let notifying = self.outbox.options.listen
             && self.outbox.options.spec.is_none()
             && self.outbox.is_notifying(&mut conn).await?;
         conn.commit().await?;
-        fits::at_start(&self.outbox, &columns, Some(&columns.status)).await?;
+        fits::at_start(&self.outbox, &store, Some(&store.status)).await?;
         // Opening again after a failure further on finds these set already.
-        let _ = self.columns.set(Arc::new(columns));
+        let _ = self.store.set(store.into());
         // Behind a pooler there is no session to listen in, unless another URL leads to one.
         let session = !self.outbox.pooled || self.outbox.options.listen_url.is_some();
         if notifying && session && self.listener.get().is_none() {
@@ -124,82 +119,21 @@ impl QueueStore for PgQueue {
     }
 
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed> {
-        let columns = self.columns()?;
-        if columns.is_fast() {
-            self.claim_fast(columns, request).await
-        } else {
-            self.claim_general(columns, request).await
-        }
+        self.store()?.claim(&self.outbox, request).await
     }
 
     async fn settle(&self, member: &Member, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>> {
-        settle::settle(&self.outbox, self.columns()?, member, rows).await
+        settle::settle(&self.outbox, self.store()?, member, rows).await
     }
 
     async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
-        let columns = self.columns()?;
-        if !columns.is_fast() {
-            // There nothing is marked: what waits is worked out at each claim.
-            return Ok(0);
-        }
-        let mut conn = self.outbox.acquire().await?;
-        let found: Vec<(i16, String)> = sqlx::query_as(AssertSqlSafe(fast::freeable(columns, member)))
-            .persistent(!self.outbox.pooled)
-            .bind(slots(partitions, member.partitions))
-            .bind(UNHOLD_BATCH)
-            .bind(&member.streams)
-            .fetch_all(conn.get())
-            .await
-            .map_err(doing("looking for held events"))?;
-        if found.is_empty() {
-            conn.commit().await?;
-            return Ok(0);
-        }
-        let (slots, keys): (Vec<i16>, Vec<String>) = found.into_iter().unzip();
-        let done = sqlx::query(AssertSqlSafe(fast::unhold(columns, member)))
-            .persistent(!self.outbox.pooled)
-            .bind(slots)
-            .bind(keys)
-            .bind(UNHOLD_BATCH)
-            .bind(&member.streams)
-            .execute(conn.get())
-            .await
-            .map_err(doing("freeing held events"))?;
-        conn.commit().await?;
-        Ok(done.rows_affected())
+        self.store()?.unhold(&self.outbox, member, partitions).await
     }
 
     async fn backlog(&self, member: &Member) -> Result<Backlog> {
-        let c = self.columns()?;
-        let ours = format!("(cardinality($1::text[]) = 0 OR {} = ANY($1))", c.field(&c.spec.stream));
-        let order = c.order().join(", ");
-        let blocked = if member.block_on_dead && member.order == Order::Key {
-            format!(
-                "count(*) FILTER (WHERE EXISTS (SELECT FROM {} t WHERE {} = o.key AND {} AND {ours} \
-                 AND ROW({order}) < o.place))",
-                c.table,
-                c.key(),
-                c.is_dead_or_unknown(),
-            )
-        } else {
-            "0::bigint".into()
-        };
-        // What is held there waits for another event, and not for a time.
-        let (side, later) = match c.is_fast() {
-            true => (String::new(), "o.retry > now() AND o.retry < 'infinity'"),
-            false => (c.join_side(), "o.retry > now()"),
-        };
-        let sql = format!(
-            "SELECT count(*), {blocked}, count(*) FILTER (WHERE {later}), \
-               least(extract(epoch FROM min(o.retry) FILTER (WHERE {later} AND isfinite(o.retry)) - now()), 3e9)::float8 \
-             FROM (SELECT {} AS key, ROW({order}) AS place, {} AS retry FROM {} t {side} WHERE {} AND {ours}) AS o",
-            c.key(),
-            c.next_retry_at(),
-            c.table,
-            c.is_open(),
-        );
+        let store = self.store()?;
         let mut conn = self.outbox.acquire().await?;
-        let row = sqlx::query(AssertSqlSafe(sql))
+        let row = sqlx::query(AssertSqlSafe(store.backlog_statement(member)))
             .persistent(!self.outbox.pooled)
             .bind(&member.streams)
             .fetch_one(conn.get())
@@ -218,7 +152,7 @@ impl QueueStore for PgQueue {
             not_due,
             next_due,
         };
-        if member.block_on_dead && member.order == Order::Total && self.has_dead(c, member).await? {
+        if member.block_on_dead && member.order == Order::Total && self.has_dead(store, member).await? {
             backlog.blocked = backlog.unfinished;
         }
         Ok(backlog)
@@ -236,15 +170,9 @@ impl QueueStore for PgQueue {
 }
 
 impl PgQueue {
-    async fn has_dead(&self, c: &Columns, member: &Member) -> Result<bool> {
-        let sql = format!(
-            "SELECT EXISTS (SELECT FROM {} t WHERE {} AND (cardinality($1::text[]) = 0 OR {} = ANY($1)))",
-            c.table,
-            c.is_dead_or_unknown(),
-            c.field(&c.spec.stream)
-        );
+    async fn has_dead(&self, store: &dyn Store, member: &Member) -> Result<bool> {
         let mut conn = self.outbox.acquire().await?;
-        let found = sqlx::query_scalar(AssertSqlSafe(sql))
+        let found = sqlx::query_scalar(AssertSqlSafe(store.has_dead_statement()))
             .persistent(!self.outbox.pooled)
             .bind(&member.streams)
             .fetch_one(conn.get())
@@ -253,80 +181,15 @@ impl PgQueue {
         conn.commit().await?;
         Ok(found)
     }
-
-    async fn claim_fast(&self, columns: &Columns, request: &ClaimRequest<'_>) -> Result<Claimed> {
-        let member = request.member;
-        let slots = slots(request.partitions, member.partitions);
-        let lanes = slots.len() * member.streams.len().max(1);
-        let events = match member.order {
-            Order::Total => request.events.min(TOTAL_BATCH),
-            Order::None | Order::Key => request.events,
-        };
-        let fair = (events.div_ceil(lanes.max(1)) * 2).max(8);
-        let mut per_lane = match member.order {
-            Order::Total => events,
-            Order::None | Order::Key => self.per_lane.load(Ordering::Relaxed).clamp(fair, events.max(fair)),
-        };
-        let sql = fast::claim(columns, member, request.alone);
-        let mut rounds = HOLD_ROUNDS;
-        let mut claimed = loop {
-            let mut conn = self.outbox.acquire().await?;
-            let rows = sqlx::query(AssertSqlSafe(sql.clone()))
-                .persistent(!self.outbox.pooled)
-                .bind(request.token)
-                .bind(as_i64(events))
-                .bind(as_i64(request.bytes))
-                .bind(member.lease.as_secs_f64())
-                .bind(member.id)
-                .bind(&slots)
-                .bind(request.tokens)
-                .bind(&member.streams)
-                .bind(as_i64(per_lane))
-                .bind(as_i64(request.max_payload))
-                .bind(request.alone)
-                .fetch(conn.get());
-            let (claimed, held) = collect(rows, columns, request).await?;
-            conn.commit().await?;
-            rounds -= 1;
-            // Nothing was found but events behind one that waits. They are out of the way now: an empty answer
-            // would let the relay rest, with who knows what behind them.
-            if !held || !claimed.rows.is_empty() || claimed.suspects || rounds == 0 {
-                break claimed;
-            }
-            per_lane = (per_lane * 4).min(events.max(fair));
-        };
-        for row in &mut claimed.rows {
-            row.partition = partition_of(row.partition, member.partitions);
-        }
-        self.adapt(&claimed, events, per_lane, fair);
-        Ok(claimed)
-    }
-
-    /// Asks more of each lane when few lanes have everything, and less when all have plenty.
-    fn adapt(&self, claimed: &Claimed, events: usize, per_lane: usize, fair: usize) {
-        let found = claimed.rows.len() + claimed.overflow.len();
-        if found >= events {
-            self.per_lane.store((per_lane / 2).max(fair), Ordering::Relaxed);
-            return;
-        }
-        let mut lanes: HashMap<(u16, &str), usize> = HashMap::new();
-        for row in &claimed.rows {
-            if let Ok(event) = &row.event {
-                *lanes.entry((row.partition, &event.stream)).or_default() += 1;
-            }
-        }
-        if lanes.values().any(|count| *count >= per_lane) {
-            self.per_lane.store(per_lane * 4, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Reads claimed rows as they come, and keeps no more bytes than the request allows. Says, too, whether the
-/// claim held events back.
+/// claim held events back. `key` reads what tells a row apart, none where the result has no row.
 async fn collect(
     mut rows: impl futures::Stream<Item = sqlx::Result<PgRow>> + Unpin,
-    columns: &Columns,
+    spec: &TableSpec,
     request: &ClaimRequest<'_>,
+    key: fn(&PgRow) -> Result<Option<RowKey>>,
 ) -> Result<(Claimed, bool)> {
     let failed = doing("claiming");
     let mut claimed = Claimed::default();
@@ -339,12 +202,12 @@ async fn collect(
         }
         held |= row.try_get::<bool, _>("held").map_err(&failed)?;
         claimed.suspects |= row.try_get::<bool, _>("suspects").map_err(&failed)?;
-        let Some(key) = row_key(&row, columns)? else { continue };
+        let Some(key) = key(&row)? else { continue };
         if bytes >= request.bytes && !claimed.rows.is_empty() {
             claimed.overflow.push(key);
             continue;
         }
-        let event = decode::event(&row, &columns.spec, request.max_payload);
+        let event = decode::event(&row, spec, request.max_payload);
         bytes += event.as_ref().map_or(0, |event| event.payload.len());
         let attempt: i64 = decode::get::<Option<i32>>(&row, "attempt")?.unwrap_or(1).into();
         let lost: i64 = decode::get::<Option<i32>>(&row, "lost")?.unwrap_or(0).into();
@@ -362,44 +225,14 @@ async fn collect(
     Ok((claimed, held))
 }
 
-fn row_key(row: &PgRow, columns: &Columns) -> Result<Option<RowKey>> {
-    if columns.is_fast() {
-        return Ok(decode::get::<Option<i64>>(row, "row_id")?.map(RowKey::Int));
+/// How many events a claim takes at most.
+fn most_events(request: &ClaimRequest<'_>) -> usize {
+    match request.member.order {
+        Order::Total => request.events.min(TOTAL_BATCH),
+        Order::None | Order::Key => request.events,
     }
-    Ok(decode::get::<Option<String>>(row, "row_id")?.map(RowKey::Text))
-}
-
-/// The slots of the given partitions. Without order, all of them.
-fn slots(partitions: &[u16], count: u16) -> Vec<i16> {
-    (0..fast::SLOTS)
-        .filter(|slot| count == 0 || partitions.contains(&partition_of(*slot, count)))
-        .filter_map(|slot| i16::try_from(slot).ok())
-        .collect()
-}
-
-fn partition_of(slot: u16, count: u16) -> u16 {
-    if count == 0 { 0 } else { slot % count }
 }
 
 fn as_i64(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-/// The identity of rows as arrays that a statement can take.
-pub(crate) fn int_keys(rows: &[&RowClaim]) -> Vec<i64> {
-    rows.iter()
-        .map(|row| match &row.key {
-            RowKey::Int(key) => *key,
-            RowKey::Text(text) => text.parse().unwrap_or(-1),
-        })
-        .collect()
-}
-
-pub(crate) fn text_keys(rows: &[&RowClaim]) -> Vec<String> {
-    rows.iter()
-        .map(|row| match &row.key {
-            RowKey::Int(key) => key.to_string(),
-            RowKey::Text(text) => text.clone(),
-        })
-        .collect()
 }

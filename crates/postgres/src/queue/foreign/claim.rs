@@ -1,60 +1,28 @@
-//! The claim on any other table: leases live in the side table, and nothing is asked of the table's indexes.
+//! The claim on a foreign table: leases live in the side table, and nothing is asked of the table's indexes.
 //!
 //! Exclusiveness comes from the side table's primary key: whoever inserts or takes over the lease row has the
 //! event, and the others' `ON CONFLICT … WHERE` refuses them, whatever their snapshots showed.
 
 use airtight_core::{
-    Order, Result,
+    Order,
     group::Member,
-    queue::{ClaimRequest, Claimed, SUSPECT_AFTER},
-    table::{Count, literal, quote},
+    queue::SUSPECT_AFTER,
+    table::{Count, literal},
 };
-use sqlx::AssertSqlSafe;
 
-use super::{PgQueue, TOTAL_BATCH, as_i64, collect};
-use crate::columns::{Columns, col};
-
-impl PgQueue {
-    pub(super) async fn claim_general(
-        &self,
-        columns: &Columns,
-        request: &ClaimRequest<'_>,
-    ) -> Result<Claimed> {
-        let member = request.member;
-        let events = match member.order {
-            Order::Total => request.events.min(TOTAL_BATCH),
-            Order::None | Order::Key => request.events,
-        };
-        let partitions: Vec<i16> = request.partitions.iter().filter_map(|n| i16::try_from(*n).ok()).collect();
-        let mut conn = self.outbox.acquire().await?;
-        let rows = sqlx::query(AssertSqlSafe(claim(columns, member, request.alone)))
-            .persistent(!self.outbox.pooled)
-            .bind(request.token)
-            .bind(as_i64(if request.alone { 1 } else { events }))
-            .bind(as_i64(request.bytes))
-            .bind(member.lease.as_secs_f64())
-            .bind(member.id)
-            .bind(partitions)
-            .bind(request.tokens)
-            .bind(&member.streams)
-            .bind(as_i64(request.max_payload))
-            .fetch(conn.get());
-        let (claimed, _) = collect(rows, columns, request).await?;
-        conn.commit().await?;
-        Ok(claimed)
-    }
-}
+use super::{join_side, lost_leases};
+use crate::columns::{Assignments, Columns, col};
 
 /// The claim. Parameters: token, events, bytes, lease in seconds, relay, partitions, tokens, streams, largest
 /// payload.
-fn claim(c: &Columns, member: &Member, alone: bool) -> String {
+pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let table = &c.table;
-    let side = c.join_side();
+    let side = join_side(c);
     let identity = c.identity();
     // A row without a key is in a partition, too: it is to be rejected, not overlooked.
     let key = c.label(&c.spec.aggregate_id);
     let retry = c.next_retry_at();
-    let lost = c.lost_leases();
+    let lost = lost_leases();
     let attempts = c.attempts();
     let order = c.order();
     let places: Vec<String> = (0..order.len()).map(|n| format!("o{n}")).collect();
@@ -213,7 +181,7 @@ fn blocked(
          WHERE ({waits}{dead}) AND (cardinality($8::text[]) = 0 OR {stream} = ANY($8)) ORDER BY {group}, {order_by}), ",
         columns = place_columns.join(", "),
         table = c.table,
-        side = c.join_side(),
+        side = join_side(c),
         stream = c.field(&c.spec.stream),
     );
     let filter = format!(
@@ -225,35 +193,30 @@ fn blocked(
 
 /// What the claim writes into the table itself, so that its own readers see it.
 fn moved(c: &Columns) -> String {
-    let mut set = Vec::new();
+    let mut set = Assignments::default();
     if let Some(processing) = &c.status.processing {
-        set.push(format!("{} = {}", quote(&c.status.column), literal(&processing.word)));
+        set.set(&c.status.column, literal(&processing.word));
     }
     if let Some(Count::Attempts(column)) = &c.spec.count {
-        set.push(format!("{} = least(leased.attempts, {})", quote(column), c.most(column)));
+        set.set(column, format!("least(leased.attempts, {})", c.most(column)));
     }
     if let Some(column) = &c.spec.claim_token {
         let cast = if c.is_uuid(column) { "" } else { "::text" };
-        set.push(format!("{} = $1::uuid{cast}", quote(column)));
+        set.set(column, format!("$1::uuid{cast}"));
     }
     if let Some(column) = &c.spec.locked_until {
-        set.push(format!(
-            "{} = {}",
-            quote(column),
-            c.write_time(column, "now() + make_interval(secs => $4)")
-        ));
+        set.set(column, c.write_time(column, "now() + make_interval(secs => $4)"));
     }
     for column in [&c.spec.last_attempt_at, &c.spec.updated_at].into_iter().flatten() {
-        set.push(format!("{} = {}", quote(column), c.write_time(column, "now()")));
+        set.set(column, c.write_time(column, "now()"));
     }
     if set.is_empty() {
         return String::new();
     }
     format!(
-        ", moved AS (UPDATE {} t SET {} FROM leased WHERE {} = leased.event::{})",
+        ", moved AS (UPDATE {} t SET {set} FROM leased WHERE {} = leased.event::{})",
         c.table,
-        set.join(", "),
-        col(&c.spec.identity),
+        c.identity(),
         c.identity_type()
     )
 }
@@ -261,12 +224,13 @@ fn moved(c: &Columns) -> String {
 /// A suspect that is set apart has its attempt back, where the table counts attempts itself.
 fn refunded(c: &Columns, alone: bool) -> String {
     let Some(Count::Attempts(column)) = &c.spec.count else { return String::new() };
+    let mut set = Assignments::default();
+    set.set(column, format!("greatest({}, 1) - 1", col(column)));
     format!(
-        ", refunded AS (UPDATE {} t SET {column} = greatest(t.{column}, 1) - 1 FROM candidate x \
+        ", refunded AS (UPDATE {} t SET {set} FROM candidate x \
          WHERE {} = x.identity AND x.suspect AND x.takeover AND NOT {alone})",
         c.table,
         c.identity(),
-        column = quote(column),
     )
 }
 
