@@ -80,7 +80,34 @@ pub const LOG_GROUP: &str = "log:";
 /// The same for those that follow an outbox through the WAL; the slot's name follows.
 pub const CDC_GROUP: &str = "cdc:";
 
+/// How the relays of a group read their outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GroupKind {
+    /// They claim rows.
+    Queue,
+    /// They follow the table as one consumer.
+    Log,
+    /// They follow the WAL through one slot.
+    Cdc,
+}
+
+impl GroupKind {
+    /// What the stored name of such a group begins with.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Self::Queue => "",
+            Self::Log => LOG_GROUP,
+            Self::Cdc => CDC_GROUP,
+        }
+    }
+}
+
 impl Member {
+    /// Whether events of a key wait for one another.
+    pub fn by_key(&self) -> bool {
+        self.order == Order::Key
+    }
+
     /// The consumer that this relay works for; empty for a queue's relay.
     pub fn consumer(&self) -> &str {
         let name = self.group.strip_prefix(LOG_GROUP).or_else(|| self.group.strip_prefix(CDC_GROUP));

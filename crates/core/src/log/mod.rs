@@ -42,9 +42,9 @@ use self::{
     track::{Asked, Track},
 };
 use crate::{
-    Backlog, Batch, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,
-    event::MAX_PAYLOAD_BYTES,
-    group::{self, LOG_GROUP, Member},
+    Backlog, Batch, Capabilities, Error, Limits, Order, Position, ReadOptions, Result, Rules, Settlement,
+    Source, Verdict,
+    group::{self, GroupKind, Member},
     source::Settled,
 };
 
@@ -62,24 +62,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub struct LogOptions {
     /// The consumer's name: who has it goes on where it was left.
     pub consumer: String,
-    /// What the group's name begins with: [`LOG_GROUP`], or [`crate::group::CDC_GROUP`] for one that follows the WAL.
-    pub group: &'static str,
+    /// What it has in common with other ways to read. Its partitions are the most instances that can work side by side.
+    pub read: ReadOptions,
     /// Where a new consumer begins.
     pub start: Start,
-    /// Only these streams; empty for all.
-    pub streams: Vec<String>,
-    /// Which order is kept.
-    pub order: Order,
-    /// Whether a key stays blocked behind a dead event.
-    pub block_on_dead: bool,
     /// What becomes of an event that fails.
     pub on_failure: OnFailure,
-    /// How many key partitions the consumer has: the most instances that can work side by side.
-    pub partitions: u16,
-    /// How long an instance may be gone before others have taken its partitions over.
-    pub lease: Duration,
-    /// Payloads larger than this are rejected, unread.
-    pub max_payload: usize,
     /// With so many parked events waiting, nothing new is read until some are delivered.
     pub max_parked: usize,
     /// How far to read ahead of an event that is not settled; a crash repeats at most so many.
@@ -91,34 +79,43 @@ impl LogOptions {
     pub fn consumer(name: impl Into<String>) -> Self {
         Self {
             consumer: name.into(),
-            group: LOG_GROUP,
+            read: ReadOptions { partitions: 1, ..ReadOptions::default() },
             start: Start::Earliest,
-            streams: Vec::new(),
-            order: Order::Key,
-            block_on_dead: false,
             on_failure: OnFailure::Park,
-            partitions: 1,
-            lease: Duration::from_secs(30),
-            max_payload: MAX_PAYLOAD_BYTES,
             max_parked: 10_000,
             max_ahead: 100_000,
         }
     }
 
-    fn member(&self) -> Member {
-        let mut streams = self.streams.clone();
-        streams.sort();
-        streams.dedup();
+    /// The same with a change to what it has in common with other ways to read:
+    /// `LogOptions::consumer("mail").reading(|read| read.partitions = 4)`.
+    #[must_use]
+    pub fn reading(mut self, change: impl FnOnce(&mut ReadOptions)) -> Self {
+        change(&mut self.read);
+        self
+    }
+
+    /// The rules that these options set. A consumer that halts blocks the key of the event that halted it, whatever
+    /// `block_on_dead` says: that event is delivered again after the halt, and what is behind it must come later.
+    pub fn rules(&self) -> Rules {
+        let rules = self.read.rules();
+        Rules { block_on_dead: rules.block_on_dead || self.on_failure == OnFailure::Halt, ..rules }
+    }
+
+    fn member(&self, kind: GroupKind) -> Member {
+        let ReadOptions { order, block_on_dead, lease, partitions, .. } = self.read;
         Member {
             id: Uuid::new_v4(),
             host: group::host_name(),
-            group: format!("{}{}", self.group, self.consumer),
-            streams,
-            order: self.order,
-            block_on_dead: self.block_on_dead,
+            group: format!("{}{}", kind.prefix(), self.consumer),
+            streams: self.read.distinct_streams(),
+            order,
+            // As it was set, and not as `rules` has it: a consumer that halts makes no event dead. What is dead was
+            // parked before it was told to halt, and blocks its key only if that was asked for.
+            block_on_dead,
             // Found out by the others with their next heartbeat: within the lease all the same.
-            lease: self.lease.mul_f64(2.0 / 3.0),
-            partitions: if self.order == Order::Total { 1 } else { self.partitions.max(1) },
+            lease: lease.mul_f64(2.0 / 3.0),
+            partitions: if order == Order::Total { 1 } else { partitions.max(1) },
         }
     }
 
@@ -180,8 +177,8 @@ impl<S: LogStore> Log<S> {
     pub fn new(store: S, options: LogOptions) -> Self {
         let stop = CancellationToken::new();
         let shared = Shared {
+            track: Mutex::new(Track::new(options.member(store.kind()))),
             store,
-            track: Mutex::new(Track::new(options.member())),
             options,
             stop: stop.clone(),
             changed: Notify::new(),
@@ -256,10 +253,14 @@ impl<S: LogStore> Committing<'_, S> {
 
 #[async_trait]
 impl<S: LogStore> Source for Log<S> {
-    async fn open(&self) -> Result<()> {
+    fn rules(&self) -> Rules {
+        self.inner.shared.options.rules()
+    }
+
+    async fn open(&self, sink: &Capabilities) -> Result<()> {
         let shared = &self.inner.shared;
         shared.options.check()?;
-        shared.store.open().await?;
+        shared.store.open(sink).await?;
         let member = shared.track().group.member.clone();
         shared.store.attach(&member, shared.options.start).await?;
         shared.join().await?;
@@ -306,7 +307,7 @@ impl<S: LogStore> Source for Log<S> {
         }
         shared.settle(&[], true).await?;
         let member = shared.track().group.member.clone();
-        shared.store.backlog(&member, shared.options.block_on_dead).await
+        shared.store.backlog(&member).await
     }
 
     async fn close(&self) -> Result<()> {
@@ -329,7 +330,7 @@ impl<S: LogStore> Shared<S> {
     }
 
     fn by_key(&self) -> bool {
-        self.options.order == Order::Key
+        self.options.read.order == Order::Key
     }
 
     fn plan_committed(&self, positions: &[Position]) -> Plan {
@@ -361,7 +362,7 @@ impl<S: LogStore> Shared<S> {
             if !batch.is_empty() {
                 return Ok(batch);
             }
-            if self.options.order == Order::Total && waiting > 0 {
+            if self.options.read.order == Order::Total && waiting > 0 {
                 return Ok(Batch::empty());
             }
             let released = self.track().released(limits.events);
@@ -421,9 +422,7 @@ impl<S: LogStore> Shared<S> {
             after: asked.after,
             events: limits.events.max(1),
             bytes: limits.bytes.max(1),
-            max_payload: self.options.max_payload,
-            block_on_dead: self.options.block_on_dead,
-            by_key: self.by_key(),
+            max_payload: self.options.read.max_payload,
         }
     }
 
@@ -470,7 +469,7 @@ impl<S: LogStore> Shared<S> {
             if track.group.generation != evicted {
                 return Ok(());
             }
-            track.group.reborn(self.options.member());
+            track.group.reborn(self.options.member(self.store.kind()));
             track.keep_owned();
         }
         let member = self.track().group.member.clone();
@@ -483,7 +482,7 @@ impl<S: LogStore> Shared<S> {
     }
 
     async fn keep_alive(&self) {
-        let error = group::keep_alive(&self.stop, self.options.lease, || self.tick()).await;
+        let error = group::keep_alive(&self.stop, self.options.read.lease, || self.tick()).await;
         if error.is_some() {
             // The next fetch tells.
             self.track().failed = error;
@@ -536,7 +535,7 @@ impl<S: LogStore> Shared<S> {
         self.take_up(&member, watch).await?;
         let known = self.track().known();
         if self.by_key() && self.track().waiting() > 0 {
-            let freed = self.store.unhold(&member, &known, self.options.block_on_dead).await?;
+            let freed = self.store.unhold(&member, &known).await?;
             if freed > 0 {
                 self.track().look_at = None;
                 self.changed.notify_one();

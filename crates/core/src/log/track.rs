@@ -402,10 +402,10 @@ impl Track {
     /// What these verdicts, and what is to be held back, change. With `all`, offsets of partitions without a
     /// verdict move on as well.
     pub(super) fn plan(&self, settlements: &[Settlement], all: bool, options: &LogOptions) -> Plan {
-        let by_key = options.order == Order::Key;
+        let by_key = options.read.order == Order::Key;
         let mut plan = Plan {
             member: self.group.member.clone(),
-            changes: Changes { block_on_dead: options.block_on_dead, by_key, ..Changes::default() },
+            changes: Changes::default(),
             fenced: 0,
             steps: Vec::with_capacity(settlements.len()),
             held: self.held.iter().map(|held| (held.seq, held.load)).collect(),

@@ -25,9 +25,8 @@ pub use self::store::{
     BadRow, ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey, SUSPECT_AFTER,
 };
 use crate::{
-    Backlog, Batch, Delivery, Error, Limits, Order, Ownership, Policy, Position, Result, Settlement, Source,
-    Verdict,
-    event::MAX_PAYLOAD_BYTES,
+    Backlog, Batch, Capabilities, Delivery, Error, Limits, Order, Ownership, Policy, Position, ReadOptions,
+    Result, Rules, Settlement, Source, Verdict,
     group::{self, EVICTED, Group, Member, Pulse},
     source::{Reject, Settled},
 };
@@ -35,58 +34,27 @@ use crate::{
 /// What an event costs in memory besides its payload, near enough: a claim's bound counts payloads alone.
 const EVENT_OVERHEAD: usize = 512;
 
-/// How a queue is read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueueOptions {
-    /// Only these streams; empty for all.
-    pub streams: Vec<String>,
-    /// Which order is kept.
-    pub order: Order,
-    /// Whether a key stays blocked behind a dead event.
-    pub block_on_dead: bool,
-    /// How long a claim and a relay's presence last without renewal.
-    pub lease: Duration,
-    /// How many key partitions a group has, with `order = key`.
-    pub partitions: u16,
-    /// Payloads larger than this are rejected, unread.
-    pub max_payload: usize,
-}
+/// How a queue is read. There is nothing that only a queue has.
+pub type QueueOptions = ReadOptions;
 
-impl Default for QueueOptions {
-    fn default() -> Self {
-        Self {
-            streams: Vec::new(),
-            order: Order::Key,
-            block_on_dead: false,
-            lease: Duration::from_secs(30),
-            partitions: 64,
-            max_payload: MAX_PAYLOAD_BYTES,
-        }
-    }
-}
-
-impl QueueOptions {
-    fn member(&self) -> Member {
-        let mut streams = self.streams.clone();
-        streams.sort();
-        streams.dedup();
-        let partitions = match self.order {
-            Order::None => 0,
-            Order::Key => self.partitions.max(1),
-            Order::Total => 1,
-        };
-        let names = if streams.is_empty() { "*".to_owned() } else { streams.join(",") };
-        let on_dead = if self.block_on_dead { "/block" } else { "" };
-        Member {
-            id: Uuid::new_v4(),
-            host: group::host_name(),
-            group: format!("{}/{partitions}{on_dead}:{names}", self.order.as_str()),
-            streams,
-            order: self.order,
-            block_on_dead: self.block_on_dead,
-            lease: self.lease,
-            partitions,
-        }
+fn member(options: &QueueOptions) -> Member {
+    let streams = options.distinct_streams();
+    let partitions = match options.order {
+        Order::None => 0,
+        Order::Key => options.partitions.max(1),
+        Order::Total => 1,
+    };
+    let names = if streams.is_empty() { "*".to_owned() } else { streams.join(",") };
+    let on_dead = if options.block_on_dead { "/block" } else { "" };
+    Member {
+        id: Uuid::new_v4(),
+        host: group::host_name(),
+        group: format!("{}/{partitions}{on_dead}:{names}", options.order.as_str()),
+        streams,
+        order: options.order,
+        block_on_dead: options.block_on_dead,
+        lease: options.lease,
+        partitions,
     }
 }
 
@@ -141,7 +109,7 @@ impl<S: QueueStore> Queue<S> {
     pub fn new(store: S, options: QueueOptions) -> Self {
         let stop = CancellationToken::new();
         let state = State {
-            group: Group::new(options.member()),
+            group: Group::new(member(&options)),
             in_flight: HashMap::new(),
             claiming: Vec::new(),
             next_position: 0,
@@ -169,11 +137,15 @@ impl<S: QueueStore> Queue<S> {
 
 #[async_trait]
 impl<S: QueueStore> Source for Queue<S> {
+    fn rules(&self) -> Rules {
+        self.shared.options.rules()
+    }
+
     fn accepts(&self, policy: &Policy) -> Result<()> {
         self.shared.store.table().map_or(Ok(()), |table| table.check_attempts(policy.max_attempts))
     }
 
-    async fn open(&self) -> Result<()> {
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         self.shared.store.open().await?;
         self.shared.join().await?;
         self.shared.tick().await?;
@@ -339,7 +311,7 @@ impl<S: QueueStore> Shared<S> {
             if state.group.generation != evicted {
                 return Ok(());
             }
-            state.group.reborn(self.options.member());
+            state.group.reborn(member(&self.options));
             state.alone = false;
         }
         self.join().await?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Policy;
 use crate::{
-    Class, Delivery, Error, Outcome, Verdict,
+    Class, Delivery, Error, Outcome, Rules, Verdict,
     queue::SUSPECT_AFTER,
     state::{Failed, Row},
 };
@@ -78,10 +78,10 @@ pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<
 }
 
 /// Whether a verdict holds back the events behind it in the same lane.
-pub(super) fn holds_lane(verdict: &Verdict, policy: &Policy) -> bool {
+pub(super) fn holds_lane(verdict: &Verdict, rules: Rules) -> bool {
     match verdict {
         Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Released => true,
-        Verdict::Dead { .. } | Verdict::Unknown { .. } => policy.block_on_dead,
+        Verdict::Dead { .. } | Verdict::Unknown { .. } => rules.block_on_dead,
         Verdict::Delivered | Verdict::SettledInTransaction => false,
     }
 }

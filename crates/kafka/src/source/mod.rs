@@ -24,7 +24,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Backlog, Batch, Class, Error, Limits, Result, Settlement, Source, source::Settled};
+use airtight_core::{
+    Backlog, Batch, Capabilities, Class, Error, Limits, Result, Rules, Settlement, Source, source::Settled,
+};
 use async_trait::async_trait;
 use rdkafka::{
     config::FromClientConfigAndContext,
@@ -63,7 +65,8 @@ use crate::{connection::refused, errors};
 /// - **Rebalances lose nothing.** A partition that goes to another member is waited for and committed first; what is
 ///   settled too late is refused (`fenced`) and handled again by its new owner.
 ///
-/// A key stays blocked behind a dead event nowhere: [`airtight_core::Policy::block_on_dead`] has no meaning here.
+/// No key stays blocked behind a dead event ([`airtight_core::Rules::block_on_dead`]): that event is in another topic,
+/// and nobody reports its end.
 pub struct KafkaSource {
     shared: Arc<Shared>,
     letters: Letters,
@@ -118,7 +121,11 @@ impl Drop for KafkaSource {
 
 #[async_trait]
 impl Source for KafkaSource {
-    async fn open(&self) -> Result<()> {
+    fn rules(&self) -> Rules {
+        Rules { order: self.shared.config.order, block_on_dead: false }
+    }
+
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         if self.member().is_some() {
             return Ok(());
         }

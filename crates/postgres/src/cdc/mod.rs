@@ -54,9 +54,9 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Backoff, Error, Result,
-    group::{CDC_GROUP, Member, Members, Pulse},
-    log::{Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    Backlog, Backoff, Capabilities, Error, Result,
+    group::{GroupKind, Member, Members, Pulse},
+    log::{Changes, Due, Log, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::{BadRow, RowClaim},
 };
 use async_trait::async_trait;
@@ -107,7 +107,7 @@ impl PgOutbox {
     /// ```
     pub fn cdc(&self, options: CdcOptions) -> Result<Log<PgCdc>> {
         options.check()?;
-        let log = LogOptions { group: CDC_GROUP, partitions: 1, ..options.log.clone() };
+        let log = options.log.clone().reading(|read| read.partitions = 1);
         let endpoint = match &options.url {
             Some(url) => Endpoint::parse(url)?,
             None => Endpoint::of(&self.pool.connect_options()),
@@ -129,6 +129,8 @@ struct Shared {
     outbox: PgOutbox,
     options: CdcOptions,
     endpoint: Endpoint,
+    /// Whether events carry their row ([`airtight_core::Event::row`]), because the sink wants it.
+    keep_rows: AtomicBool,
     columns: OnceLock<EventColumns>,
     marks: OnceLock<Option<Columns>>,
     /// See [`publication::contents`].
@@ -218,6 +220,10 @@ impl Shared {
         if stored.has_position() { self.reader(name)?.verify(&stored).await } else { Ok(()) }
     }
 
+    fn keeps_rows(&self) -> bool {
+        self.keep_rows.load(Ordering::Acquire)
+    }
+
     /// The status column of the table, where rows are marked.
     fn marks(&self) -> Option<&Columns> {
         self.marks.get().and_then(Option::as_ref)
@@ -225,12 +231,12 @@ impl Shared {
 
     /// Whether some rows are not wanted, so that each must be looked at.
     fn is_choosy(&self) -> bool {
-        !self.options.log.streams.is_empty() || self.outbox.spec.status.is_some()
+        !self.options.log.read.streams.is_empty() || self.outbox.spec.status.is_some()
     }
 
     /// Whether a row is to be delivered: of a stream that is read, and not finished as it was written.
     fn wants(&self, mapping: &Mapping, values: &[Option<Bytes>]) -> bool {
-        let streams = &self.options.log.streams;
+        let streams = &self.options.log.read.streams;
         mapping.is_open(values)
             && (streams.is_empty()
                 || mapping.stream(values).is_none_or(|stream| streams.iter().any(|name| *name == stream)))
@@ -309,14 +315,14 @@ impl Shared {
 
     /// The event behind something of the feed.
     fn event(&self, raw: &Raw, max_payload: usize) -> Option<LogRow> {
-        let context = Context { max_payload, keep_row: self.options.keep_row };
+        let context = Context { max_payload, keep_row: self.keeps_rows() };
         let (event, max_attempts) = match raw {
             Raw::Unwanted => return None,
             Raw::Emitted(content) => {
                 let event = emitted::event(content.clone(), &context);
                 if let Ok(event) = &event
-                    && !self.options.log.streams.is_empty()
-                    && !self.options.log.streams.contains(&event.stream)
+                    && !self.options.log.read.streams.is_empty()
+                    && !self.options.log.read.streams.contains(&event.stream)
                 {
                     return None;
                 }
@@ -343,6 +349,7 @@ impl PgCdc {
             outbox,
             options,
             endpoint,
+            keep_rows: AtomicBool::new(false),
             columns: OnceLock::new(),
             marks: OnceLock::new(),
             contents: OnceLock::new(),
@@ -436,8 +443,13 @@ impl Members for PgCdc {
 
 #[async_trait]
 impl LogStore for PgCdc {
-    async fn open(&self) -> Result<()> {
+    fn kind(&self) -> GroupKind {
+        GroupKind::Cdc
+    }
+
+    async fn open(&self, sink: &Capabilities) -> Result<()> {
         let shared = &self.shared;
+        shared.keep_rows.store(sink.wants_rows, Ordering::Release);
         let mut conn = shared.outbox.acquire().await?;
         let columns = EventColumns::load(&shared.outbox, &mut conn).await?;
         if columns.spec.log.lookup.is_some() {
@@ -564,7 +576,7 @@ impl LogStore for PgCdc {
     async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due> {
         let shared = &self.shared;
         let mut due = log::read::due(&shared.outbox, shared.columns()?, request, except).await?;
-        if shared.options.keep_row && !due.rows.is_empty() {
+        if shared.keeps_rows() && !due.rows.is_empty() {
             self.add_rows(request.member, &mut due).await?;
         }
         Ok(due)
@@ -574,13 +586,13 @@ impl LogStore for PgCdc {
         place::settle(&self.shared, member, changes).await
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
         let shared = &self.shared;
-        log::settle::unhold(&shared.outbox, shared.columns()?, member, partitions, block_on_dead).await
+        log::settle::unhold(&shared.outbox, shared.columns()?, member, partitions).await
     }
 
     /// Everything that was committed when this was asked first is what is waited for.
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
         let shared = &self.shared;
         let known = *self.target.lock().unwrap_or_else(PoisonError::into_inner);
         let target = match known {
@@ -593,8 +605,7 @@ impl LogStore for PgCdc {
         };
         shared.ask.notify_one();
         let settled = shared.place.lock().await.settled();
-        let (waiting, blocked) =
-            state::waiting(&shared.outbox, shared.columns()?, member.consumer(), block_on_dead).await?;
+        let (waiting, blocked) = state::waiting(&shared.outbox, shared.columns()?, member).await?;
         let (ahead, is_read) = {
             let feed = shared.feed();
             let begun = shared.life().begun && shared.has_snapshot();

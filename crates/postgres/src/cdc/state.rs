@@ -300,12 +300,7 @@ pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
 }
 
 /// Parked events that wait, and those of them that only a person can move.
-pub(super) async fn waiting(
-    outbox: &PgOutbox,
-    c: &EventColumns,
-    name: &str,
-    block_on_dead: bool,
-) -> Result<(u64, u64)> {
+pub(super) async fn waiting(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<(u64, u64)> {
     let sql = format!(
         "SELECT count(*), count(*) FILTER (WHERE $3 AND EXISTS (SELECT FROM {parked} d WHERE d.outbox = p.outbox \
            AND d.consumer = p.consumer AND d.key = p.key AND d.state <> 'waiting' AND d.seq < p.seq)) \
@@ -316,8 +311,8 @@ pub(super) async fn waiting(
     let (all, blocked): (i64, i64) = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(name)
-        .bind(block_on_dead)
+        .bind(member.consumer())
+        .bind(member.block_on_dead)
         .fetch_one(conn.get())
         .await
         .map_err(doing("counting parked events"))?;
@@ -414,9 +409,9 @@ pub(super) async fn write(
         }
         keys.extend(settle::update(outbox, conn.get(), c, member, &write.parked).await?);
     }
-    if let Some(changes) = write.changes.filter(|changes| changes.by_key && !keys.is_empty()) {
+    if write.changes.is_some() && member.by_key() && !keys.is_empty() {
         let keys: Vec<String> = keys.into_iter().collect();
-        settle::free(outbox, conn.get(), c, member.consumer(), &keys, changes.block_on_dead).await?;
+        settle::free(outbox, conn.get(), c, member.consumer(), &keys, member.block_on_dead).await?;
     }
     if let Some(marks) = marks {
         mark(outbox, conn.get(), marks, &rows, false).await?;

@@ -412,12 +412,7 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
 }
 
 /// What is left for the whole consumer.
-pub(super) async fn backlog(
-    outbox: &PgOutbox,
-    table: &LogTable,
-    member: &Member,
-    block_on_dead: bool,
-) -> Result<Backlog> {
+pub(super) async fn backlog(outbox: &PgOutbox, table: &LogTable, member: &Member) -> Result<Backlog> {
     let c = &table.columns;
     let failed = doing("counting what is left");
     let mut conn = outbox.acquire().await?;
@@ -449,7 +444,7 @@ pub(super) async fn backlog(
         .bind(&member.streams)
         .bind(foreign)
         .bind(member.consumer())
-        .bind(block_on_dead)
+        .bind(member.block_on_dead)
         .fetch_one(conn.get())
         .await
         .map_err(&failed)?;

@@ -39,7 +39,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Error, Result,
+    Backlog, Capabilities, Error, Result,
     group::{Member, Members, Pulse},
     log::{
         Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch,
@@ -245,7 +245,7 @@ impl Members for PgLog {
 
 #[async_trait]
 impl LogStore for PgLog {
-    async fn open(&self) -> Result<()> {
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         let mut conn = self.outbox.acquire().await?;
         let table = LogTable::load(&self.outbox, &mut conn).await?;
         let foreign_channel = self.outbox.spec.log.channel.is_some();
@@ -342,12 +342,12 @@ impl LogStore for PgLog {
         Ok(refused)
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
-        settle::unhold(&self.outbox, self.table()?, member, partitions, block_on_dead).await
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
+        settle::unhold(&self.outbox, self.table()?, member, partitions).await
     }
 
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
-        consumers::backlog(&self.outbox, self.table()?, member, block_on_dead).await
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
+        consumers::backlog(&self.outbox, self.table()?, member).await
     }
 
     async fn wait(&self, at_most: Duration) {

@@ -298,8 +298,8 @@ pub(crate) async fn due(
     let count = request.member.partitions.max(1);
     let parked = outbox.own("parked");
     let mine = format!("outbox = $1 AND consumer = $2 AND slot % {count} = ANY($3::smallint[])");
-    let behind = if request.by_key {
-        let blocked = if request.block_on_dead {
+    let behind = if request.member.by_key() {
+        let blocked = if request.member.block_on_dead {
             format!(
                 "AND NOT EXISTS (SELECT FROM {parked} d WHERE d.outbox = $1 AND d.consumer = $2 AND d.key = h.key \
                  AND d.state <> 'waiting' AND d.seq < p.seq)"
@@ -316,8 +316,8 @@ pub(crate) async fn due(
     };
     // The first of its key that waits, and with nothing dead before it where that blocks. Filtered here, and not
     // only below, or blocked ones would take the places of others.
-    let first = if request.by_key {
-        let dead = if request.block_on_dead { "OR e.state <> 'waiting'" } else { "" };
+    let first = if request.member.by_key() {
+        let dead = if request.member.block_on_dead { "OR e.state <> 'waiting'" } else { "" };
         format!(
             "AND NOT EXISTS (SELECT FROM {parked} e WHERE e.outbox = $1 AND e.consumer = $2 AND e.key = p.key \
              AND e.seq < p.seq AND (e.state = 'waiting' AND (e.due_at IS NULL OR e.due_at > now()) {dead}))"
@@ -326,7 +326,7 @@ pub(crate) async fn due(
         String::new()
     };
     // Without order by key, what was held under another order waits for nothing.
-    let due = if request.by_key { "due_at <= now()" } else { "(due_at <= now() OR due_at IS NULL)" };
+    let due = if request.member.by_key() { "due_at <= now()" } else { "(due_at <= now() OR due_at IS NULL)" };
     let sql = format!(
         "WITH head AS (SELECT key, seq FROM {parked} p WHERE {mine} AND state = 'waiting' AND {due} \
            AND seq <> ALL($4::bigint[]) {first} ORDER BY due_at, seq LIMIT $5) \

@@ -49,9 +49,9 @@ pub(super) async fn apply(
     if !parked.is_empty() {
         keys.extend(update(outbox, conn, table, member, &parked).await?);
     }
-    if changes.by_key && !keys.is_empty() {
+    if member.by_key() && !keys.is_empty() {
         let keys: Vec<String> = keys.into_iter().collect();
-        free(outbox, conn, table, member.consumer(), &keys, changes.block_on_dead).await?;
+        free(outbox, conn, table, member.consumer(), &keys, member.block_on_dead).await?;
     }
     let refused = changes.moves.iter().map(|change| change.partition).filter(|n| !accepted.contains(n));
     Ok(refused.collect())
@@ -314,7 +314,6 @@ pub(crate) async fn unhold(
     table: &EventColumns,
     member: &Member,
     partitions: &[u16],
-    block_on_dead: bool,
 ) -> Result<u64> {
     let mut conn = outbox.begin().await?;
     let sql = format!(
@@ -334,7 +333,7 @@ pub(crate) async fn unhold(
     let freed = if keys.is_empty() {
         0
     } else {
-        free(outbox, conn.get(), table, member.consumer(), &keys, block_on_dead).await?
+        free(outbox, conn.get(), table, member.consumer(), &keys, member.block_on_dead).await?
     };
     conn.commit().await?;
     Ok(freed)

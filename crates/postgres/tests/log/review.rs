@@ -9,7 +9,7 @@ use std::{
 };
 
 use airtight_core::{
-    CancellationToken, Error, Limits, Order, Outcome, Relay, Sink, Source, Verdict,
+    CancellationToken, Capabilities, Error, Limits, Order, Outcome, Relay, Sink, Source, Verdict,
     admin::Admin,
     log::{LogAdmin, LogOptions, ParkedFilter, Retention, SeekOptions, SeekTo},
     table::{Shape, TableSpec},
@@ -24,10 +24,8 @@ use crate::support::{Fixture, Reader, SOON, event, insert};
 const LIMITS: Limits = Limits { events: 100, bytes: 8 << 20 };
 
 fn only(consumer: &str, streams: &[&str]) -> LogOptions {
-    LogOptions {
-        streams: streams.iter().map(|stream| (*stream).to_owned()).collect(),
-        ..LogOptions::consumer(consumer)
-    }
+    LogOptions::consumer(consumer)
+        .reading(|read| read.streams = streams.iter().map(|stream| (*stream).to_owned()).collect())
 }
 
 /// What it leaves out, the others would take for done.
@@ -72,7 +70,7 @@ async fn an_instance_whose_lease_has_run_out_is_gone_once_another_reads_otherwis
         lease: Duration::from_secs(20),
         partitions: 1,
     };
-    new.store().open().await.unwrap();
+    new.store().open(&Capabilities::default()).await.unwrap();
     new.store().attach(&member, airtight_core::log::Start::Earliest).await.unwrap();
     let left = f.number("SELECT count(*) FROM airtight.relay WHERE grp = 'log:c'").await;
     assert_eq!(left, 0, "the old one comes back with its next heartbeat, and reads otherwise");
@@ -91,7 +89,7 @@ async fn what_another_server_had_is_not_settled_here() {
         publish(&format!("k{n}")).await;
     }
     let reader = Reader { log: outbox.log(LogOptions::consumer("c")) };
-    reader.log.open().await.unwrap();
+    reader.log.open(&Capabilities::default()).await.unwrap();
     let batch = reader.look().await;
     assert_eq!(batch.len(), 4, "read, and being delivered");
     let crashed = tokio::task::spawn_blocking(move || {
@@ -264,7 +262,7 @@ async fn keys_that_are_blocked_hold_up_no_others() {
     reader.settle(&batch[3..4], &retry(soon)).await;
     reader.close().await;
     // From now on it does.
-    let reader = f.reader_with(LogOptions { block_on_dead: true, ..LogOptions::consumer("c") }).await;
+    let reader = f.reader_with(LogOptions::consumer("c").reading(|read| read.block_on_dead = true)).await;
     f.publish("free", 1).await;
     let batch = reader.look().await;
     assert_eq!(batch.len(), 1, "{batch:?}");
@@ -448,7 +446,7 @@ async fn the_relay_log_is_followed_as_its_document_says() {
     let pruned = f.outbox.prune_log(told, &|_| {}).await.unwrap();
     assert_eq!((pruned.events, pruned.floor), (4, 4));
     let late = f.outbox.log(LogOptions::consumer("index-v1"));
-    let error = late.open().await.unwrap_err();
+    let error = late.open(&Capabilities::default()).await.unwrap_err();
     assert_eq!(error.code(), "behind_retention", "{error}");
     late.close().await.unwrap();
     let seek = f.outbox.seek("index-v1", SeekTo::Earliest, SeekOptions::default()).await.unwrap();

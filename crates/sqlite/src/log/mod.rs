@@ -38,7 +38,7 @@ mod settle;
 use std::time::Duration;
 
 use airtight_core::{
-    Backlog, Error, Result,
+    Backlog, Capabilities, Error, Result,
     group::{Member, Members, Pulse},
     log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::RowClaim,
@@ -102,7 +102,7 @@ impl Members for SqliteLog {
 
 #[async_trait]
 impl LogStore for SqliteLog {
-    async fn open(&self) -> Result<()> {
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         let mut conn = self.outbox.acquire().await?;
         // First, since it knows best what the file holds.
         schema::refuse_other_shape(&mut conn, self.outbox.sql()).await?;
@@ -141,12 +141,12 @@ impl LogStore for SqliteLog {
         Ok(refused)
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
-        parked::unhold(&self.outbox, member, partitions, block_on_dead).await
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
+        parked::unhold(&self.outbox, member, partitions).await
     }
 
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
-        lag::backlog(&self.outbox, member, block_on_dead).await
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
+        lag::backlog(&self.outbox, member).await
     }
 
     async fn wait(&self, at_most: Duration) {

@@ -196,8 +196,6 @@ async fn a_read_below_the_floor_is_an_error_not_a_hole() {
         events: 10,
         bytes: 1000,
         max_payload: 1000,
-        block_on_dead: false,
-        by_key: true,
     };
     assert_eq!(one.store.read(&request).await.unwrap_err().code(), BEHIND_RETENTION);
 }
@@ -363,7 +361,7 @@ async fn lag_is_counted_per_partition() {
     two.settle(20, vec![], vec![]).await;
     let found = fixture.outbox.consumers().await.unwrap();
     assert_eq!((found[0].offset, found[0].lag_events), (0, 20 - of_zero));
-    assert_eq!(two.store.backlog(&two.member, false).await.unwrap().unfinished, 20 - of_zero);
+    assert_eq!(two.store.backlog(&two.member).await.unwrap().unfinished, 20 - of_zero);
     let dry = SeekOptions { dry_run: true, ..SeekOptions::default() };
     let said = fixture.outbox.seek("one", SeekTo::Earliest, dry).await.unwrap();
     assert_eq!((said.again, said.skipped), (of_zero, 0));

@@ -9,8 +9,8 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Error, Result,
-    group::{Member, Members, Pulse},
+    Backlog, Capabilities, Error, Result,
+    group::{GroupKind, Member, Members, Pulse},
     log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::RowClaim,
 };
@@ -70,8 +70,12 @@ impl<S: LogStore> Members for Flaky<S> {
 
 #[async_trait]
 impl<S: LogStore> LogStore for Flaky<S> {
-    async fn open(&self) -> Result<()> {
-        self.store.open().await
+    fn kind(&self) -> GroupKind {
+        self.store.kind()
+    }
+
+    async fn open(&self, sink: &Capabilities) -> Result<()> {
+        self.store.open(sink).await
     }
 
     async fn attach(&self, member: &Member, start: Start) -> Result<()> {
@@ -106,12 +110,12 @@ impl<S: LogStore> LogStore for Flaky<S> {
         Ok(refused)
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
-        self.store.unhold(member, partitions, block_on_dead).await
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
+        self.store.unhold(member, partitions).await
     }
 
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
-        self.store.backlog(member, block_on_dead).await
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
+        self.store.backlog(member).await
     }
 
     async fn wait(&self, at_most: Duration) {
