@@ -302,6 +302,10 @@ impl Members for MemoryLogStore {
 
 #[async_trait]
 impl LogStore for MemoryLogStore {
+    fn members(&self) -> &dyn Members {
+        self
+    }
+
     async fn open(&self, _sink: &Capabilities) -> Result<()> {
         self.script.before(Verb::Open).await?.after(()).await
     }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use crate::{
     Backlog, Capabilities, Error, Event, Result,
-    group::{GroupKind, Member, Members},
+    group::{GroupKind, Member, Members, Pulse},
     queue::BadRow,
 };
 
@@ -21,10 +21,27 @@ pub const BEHIND_RETENTION: &str = "behind_retention";
 /// Each is one short transaction, and safe to repeat. None stays open across a call to a sink. The member's
 /// group names the consumer: [`Member::consumer`].
 #[async_trait]
-pub trait LogStore: Members {
+pub trait LogStore: Send + Sync + 'static {
+    /// The group that the consumer's relays are in.
+    fn members(&self) -> &dyn Members;
+
     /// What kind of group the consumer's relays are.
     fn kind(&self) -> GroupKind {
         GroupKind::Log
+    }
+
+    /// What a heartbeat brought.
+    fn renewed(&self, _member: &Member, _pulse: &Pulse) {}
+
+    /// Called before partitions are given up: whatever is settled and not written yet is written now, and what was begun
+    /// for them ends.
+    async fn before_giving(&self, _member: &Member) -> Result<()> {
+        Ok(())
+    }
+
+    /// The same before the relay leaves, which it does even if this fails. The store may not have been opened.
+    async fn before_leaving(&self, _member: &Member) -> Result<()> {
+        Ok(())
     }
 
     /// Connects, and refuses a table that cannot be followed, with the statement that mends it. `sink` is what the
@@ -129,12 +146,21 @@ impl Replay {
 }
 
 /// What operators have said about a consumer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch {
     /// Whether it is to stand still.
     pub paused: bool,
-    /// Grows whenever a person has changed something about its parked events, and with every seek.
-    pub revision: i64,
+    /// Whether something about its partitions has changed.
+    pub revision: Revision,
+}
+
+/// How a relay learns that what it remembers of a consumer's partitions is no longer true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Revision {
+    /// Grows whenever a person has changed something about parked events, and with every seek.
+    At(i64),
+    /// Whatever is remembered may be wrong: all partitions are looked at again.
+    Moved,
 }
 
 /// What to read.

@@ -103,8 +103,8 @@ pub(super) struct Asked {
 pub(super) struct Track {
     pub(super) group: Group,
     pub(super) paused: bool,
-    pub(super) revision: i64,
-    pub(super) failed: Option<Error>,
+    /// As it was when parked events were counted last; none if they are to be counted again.
+    pub(super) revision: Option<i64>,
     /// The policy is to halt, and this event was given up on. Told once nothing before it is open.
     stopped: Option<(i64, Error)>,
     /// Nothing is handed out before this: the policy is to halt, and an event failed.
@@ -133,8 +133,7 @@ impl Track {
         Self {
             group: Group::new(member),
             paused: false,
-            revision: 0,
-            failed: None,
+            revision: None,
             stopped: None,
             halted_until: None,
             look_at: None,

@@ -56,8 +56,8 @@ use std::{
 use airtight_core::{
     Backlog, Backoff, Capabilities, Error, Result,
     group::{GroupKind, Member, Members, Pulse},
-    log::{Changes, Due, Log, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
-    queue::{BadRow, RowClaim},
+    log::{Changes, Due, Log, LogRow, LogStore, Read, ReadRequest, Revision, Standing, Start, Watch},
+    queue::BadRow,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -85,7 +85,8 @@ use crate::{
     PgOutbox,
     columns::{Columns, EventColumns},
     error::doing,
-    fits, log, members,
+    fits, log,
+    members::Followers,
 };
 
 /// Waits between sessions that come to nothing.
@@ -126,6 +127,7 @@ pub struct PgCdc {
 
 /// What the store and its session share.
 struct Shared {
+    followers: Followers,
     outbox: PgOutbox,
     options: CdcOptions,
     endpoint: Endpoint,
@@ -346,6 +348,7 @@ impl Shared {
 impl PgCdc {
     fn new(outbox: PgOutbox, options: CdcOptions, endpoint: Endpoint) -> Self {
         let shared = Shared {
+            followers: Followers::new(outbox.clone()),
             outbox,
             options,
             endpoint,
@@ -409,42 +412,36 @@ impl PgCdc {
 }
 
 #[async_trait]
-impl Members for PgCdc {
-    async fn join(&self, member: &Member) -> Result<()> {
-        members::join(&self.shared.outbox, self.shared.columns()?, member).await
+impl LogStore for PgCdc {
+    fn members(&self) -> &dyn Members {
+        &self.shared.followers
     }
 
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        let pulse = members::heartbeat(&self.shared.outbox, self.shared.columns()?, member, rows).await?;
+    fn kind(&self) -> GroupKind {
+        GroupKind::Cdc
+    }
+
+    /// Ends the session where somebody else reads.
+    fn renewed(&self, member: &Member, pulse: &Pulse) {
         if !pulse.alive || pulse.owners.get(&0).is_some_and(|owner| *owner != member.id) {
             self.stop();
         }
-        Ok(pulse)
     }
 
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        members::take(&self.shared.outbox, self.shared.columns()?, member, wanted).await
-    }
-
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        // What was gathered and is not stored would be delivered again by the next one.
+    /// What was gathered and is not stored would be delivered again by the next one.
+    async fn before_giving(&self, member: &Member) -> Result<()> {
         place::flush(&self.shared, member).await?;
         self.stop();
-        members::give(&self.shared.outbox, self.shared.columns()?, member, partitions).await
+        Ok(())
     }
 
-    async fn leave(&self, member: &Member) -> Result<()> {
-        let Some(c) = self.shared.columns.get() else { return Ok(()) };
+    async fn before_leaving(&self, member: &Member) -> Result<()> {
+        if self.shared.columns.get().is_none() {
+            return Ok(());
+        }
         let flushed = place::flush(&self.shared, member).await;
         self.stop();
-        members::leave(&self.shared.outbox, c, member).await.and(flushed)
-    }
-}
-
-#[async_trait]
-impl LogStore for PgCdc {
-    fn kind(&self) -> GroupKind {
-        GroupKind::Cdc
+        flushed
     }
 
     async fn open(&self, sink: &Capabilities) -> Result<()> {
@@ -471,6 +468,7 @@ impl LogStore for PgCdc {
         slot::check_server(&shared.outbox, &shared.endpoint).await?;
         let version = slot::server_version(&shared.outbox).await?;
         let contents = publication::contents(&columns, &shared.options.publication, version);
+        shared.followers.know(&columns);
         // Opening again after a failure further on finds these set already.
         let _ = (shared.columns.set(columns), shared.marks.set(marks), shared.contents.set(contents));
         let name = shared.options.log.consumer.as_str();
@@ -514,7 +512,7 @@ impl LogStore for PgCdc {
     async fn watch(&self, member: &Member) -> Result<Watch> {
         let watch = state::watch(&self.shared.outbox, self.shared.columns()?, member.consumer()).await?;
         let renew = self.shared.renew.load(Ordering::Acquire);
-        Ok(if renew { Watch { revision: i64::MIN, ..watch } } else { watch })
+        Ok(if renew { Watch { revision: Revision::Moved, ..watch } } else { watch })
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use airtight_core::{
     Error, Event, Payload, Result,
     group::Member,
-    log::{Changes, Fate, LogRow, Park, Standing, Watch},
+    log::{Changes, Fate, LogRow, Park, Revision, Standing, Watch},
     queue::BadRow,
 };
 use sqlx::{AssertSqlSafe, Row, types::Json};
@@ -23,6 +23,7 @@ use crate::{
     outbox::Conn,
     queue::{mark, storable},
     session::Session,
+    slots,
 };
 
 /// The timeline of the server, from the name of the file that it writes its WAL to.
@@ -79,7 +80,7 @@ pub(super) async fn attach(
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(member.consumer())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(&member.streams)
         .bind(publication)
         .bind(prefix)
@@ -152,7 +153,7 @@ pub(super) async fn owns(outbox: &PgOutbox, c: &EventColumns, member: &Member, e
     let owns = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .bind(epoch)
         .fetch_one(conn.get())
@@ -194,7 +195,7 @@ pub(super) async fn enter(
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(member.consumer())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .bind(if phase == Phase::Streaming { "streaming" } else { "snapshot" })
         .bind(at.lsn.to_string())
@@ -238,7 +239,7 @@ pub(super) async fn positions(
             .persistent(!outbox.pooled)
             .bind(&c.outbox)
             .bind(member.consumer())
-            .bind(&member.group)
+            .bind(member.group.stored())
             .bind(member.id)
             .execute(conn.get())
             .await
@@ -251,7 +252,7 @@ pub(super) async fn positions(
     let place: Option<(i64, i64)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .fetch_optional(conn.get())
         .await
@@ -296,7 +297,7 @@ pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     let (paused, revision) = found.ok_or_else(|| {
         Error::permanent("unknown_consumer", format!("the reader `{name}` was removed while it ran"))
     })?;
-    Ok(Watch { paused, revision })
+    Ok(Watch { paused, revision: Revision::At(revision) })
 }
 
 /// Parked events that wait, and those of them that only a person can move.
@@ -453,7 +454,7 @@ async fn advance(
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(member.consumer())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .bind(write.epoch)
         .bind(write.to)
@@ -513,12 +514,13 @@ async fn park(
         "INSERT INTO {} AS p (outbox, consumer, seq, slot, key, id, stream, event_type, aggregate_type, aggregate_id, \
            op, payload, payload_bytes, headers, occurred_at, schema_version, extra, source_row, state, attempts, \
            due_at, error_code, error_message, max_attempts, identity) \
-         VALUES ($1, $2, $3, (hashtextextended($4, 0) & 63)::smallint, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
+         VALUES ($1, $2, $3, {slot}, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
            $16, $17, $18, $19, now() + make_interval(secs => $20), $21, $22, $23, $24) \
          ON CONFLICT (outbox, consumer, seq) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, \
            due_at = excluded.due_at, error_code = excluded.error_code, error_message = excluded.error_message \
            WHERE excluded.error_code IS NOT NULL",
-        outbox.own("parked")
+        outbox.own("parked"),
+        slot = slots::slot_of("$4"),
     );
     for (at, Parking { row, identity, .. }) in parking.iter().enumerate() {
         let event = &row.event;

@@ -12,7 +12,7 @@ use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
 use super::{LogTable, holes::Reach, numbers, parked::EVENT};
-use crate::{PgOutbox, columns::EventColumns, decode, error::doing};
+use crate::{PgOutbox, columns::EventColumns, decode, error::doing, slots};
 
 /// What a row costs in memory besides its payload, near enough.
 const ROW_OVERHEAD: usize = 512;
@@ -297,7 +297,10 @@ pub(crate) async fn due(
 ) -> Result<Due> {
     let count = request.member.partitions.max(1);
     let parked = outbox.own("parked");
-    let mine = format!("outbox = $1 AND consumer = $2 AND slot % {count} = ANY($3::smallint[])");
+    let mine = format!(
+        "outbox = $1 AND consumer = $2 AND {} = ANY($3::smallint[])",
+        slots::partition_of("slot", count)
+    );
     let behind = if request.member.by_key() {
         let blocked = if request.member.block_on_dead {
             format!(
@@ -330,9 +333,10 @@ pub(crate) async fn due(
     let sql = format!(
         "WITH head AS (SELECT key, seq FROM {parked} p WHERE {mine} AND state = 'waiting' AND {due} \
            AND seq <> ALL($4::bigint[]) {first} ORDER BY due_at, seq LIMIT $5) \
-         SELECT p.seq AS place, (p.slot % {count})::smallint AS part, p.attempts, {EVENT} \
+         SELECT p.seq AS place, {part} AS part, p.attempts, {EVENT} \
          FROM head h CROSS JOIN LATERAL (SELECT * FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $2 AND {behind}) p \
-         ORDER BY p.seq LIMIT $5"
+         ORDER BY p.seq LIMIT $5",
+        part = slots::partition_of("p.slot", count),
     );
     let mut conn = outbox.acquire().await?;
     let found = sqlx::query(AssertSqlSafe(sql))

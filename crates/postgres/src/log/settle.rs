@@ -25,6 +25,7 @@ use crate::{
     error::doing,
     queue::{LONGEST_WAIT, storable},
     session::Session,
+    slots,
 };
 
 /// Applies changes; returns the partitions that were refused. In a transaction of the caller's, unless only
@@ -81,7 +82,7 @@ async fn move_offsets(
     let accepted: Vec<i16> = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&table.columns.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(numbers(&partitions))
         .bind(column(|change| change.epoch))
         .bind(column(|change| change.from))
@@ -318,9 +319,9 @@ pub(crate) async fn unhold(
     let mut conn = outbox.begin().await?;
     let sql = format!(
         "SELECT DISTINCT key FROM {} WHERE outbox = $1 AND consumer = $2 AND state = 'waiting' AND due_at IS NULL \
-         AND slot % {} = ANY($3::smallint[])",
+         AND {} = ANY($3::smallint[])",
         outbox.own("parked"),
-        member.partitions.max(1)
+        slots::partition_of("slot", member.partitions)
     );
     let keys: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)

@@ -26,7 +26,7 @@ use crate::columns::{Columns, col};
 const MOST: i32 = i32::MAX - 1;
 
 /// How many slots a key may fall into; see the migration.
-pub(super) const SLOTS: u16 = 64;
+pub(super) use crate::slots::SLOTS;
 
 /// The columns of a fast table, by short names.
 struct Names {

@@ -12,7 +12,10 @@ use airtight_core::{
 use sqlx::AssertSqlSafe;
 
 use super::{PgQueue, TOTAL_BATCH, as_i64, collect};
-use crate::columns::{Columns, col};
+use crate::{
+    columns::{Columns, col},
+    slots,
+};
 
 impl PgQueue {
     pub(super) async fn claim_general(
@@ -65,10 +68,8 @@ fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let streams = format!("(cardinality($8::text[]) = 0 OR {} = ANY($8))", c.field(&c.spec.stream));
 
     let slot = match member.order {
-        Order::Key => {
-            format!("(mod(hashtextextended({key}, 0), {n}) + {n}) % {n}", n = i64::from(member.partitions))
-        }
-        Order::None | Order::Total => "0::bigint".into(),
+        Order::Key => slots::partition_of(&slots::slot_of(&key), member.partitions),
+        Order::None | Order::Total => "0::smallint".into(),
     };
     let in_partition = match member.order {
         Order::None => "$6::smallint[] IS NOT NULL".into(),

@@ -61,12 +61,6 @@ impl PgQueue {
 impl Members for PgQueue {
     async fn join(&self, member: &Member) -> Result<()> {
         let columns = self.columns()?;
-        if columns.is_fast() && member.partitions > fast::SLOTS {
-            return Err(airtight_core::Error::permanent(
-                "too_many_partitions",
-                format!("{} partitions asked for; this table has {} at most", member.partitions, fast::SLOTS),
-            ));
-        }
         members::join(&self.outbox, columns, member).await?;
         if columns.is_fast() && member.order != Order::Key {
             // Held by a group with order, which is gone: nobody else would free them.
@@ -101,6 +95,10 @@ impl Members for PgQueue {
 
 #[async_trait]
 impl QueueStore for PgQueue {
+    fn members(&self) -> &dyn Members {
+        self
+    }
+
     fn table(&self) -> Option<&TableSpec> {
         Some(&self.outbox.spec)
     }
@@ -378,7 +376,7 @@ fn slots(partitions: &[u16], count: u16) -> Vec<i16> {
 }
 
 fn partition_of(slot: u16, count: u16) -> u16 {
-    if count == 0 { 0 } else { slot % count }
+    airtight_core::group::partition_of(slot.into(), count)
 }
 
 fn as_i64(value: usize) -> i64 {

@@ -57,13 +57,13 @@ async fn an_instance_whose_lease_has_run_out_is_gone_once_another_reads_otherwis
     f.sql("UPDATE airtight.relay SET expires_at = now() - interval '1 s'").await;
     let new = f.outbox.log(LogOptions::consumer("c"));
     use airtight_core::{
-        group::{Member, Members},
+        group::{GroupName, Member},
         log::LogStore,
     };
     let member = Member {
         id: uuid::Uuid::new_v4(),
         host: "here".into(),
-        group: "log:c".into(),
+        group: GroupName::log("c"),
         streams: Vec::new(),
         order: Order::Key,
         block_on_dead: false,
@@ -74,7 +74,7 @@ async fn an_instance_whose_lease_has_run_out_is_gone_once_another_reads_otherwis
     new.store().attach(&member, airtight_core::log::Start::Earliest).await.unwrap();
     let left = f.number("SELECT count(*) FROM airtight.relay WHERE grp = 'log:c'").await;
     assert_eq!(left, 0, "the old one comes back with its next heartbeat, and reads otherwise");
-    new.store().leave(&member).await.unwrap();
+    new.store().members().leave(&member).await.unwrap();
 }
 
 /// After a failover to a standby that lacks the last events, their places are drawn again.

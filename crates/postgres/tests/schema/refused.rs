@@ -1,8 +1,8 @@
 //! What no relay could deliver is refused when it is written, whoever writes it.
 
 use airtight_core::{
-    NewEvent, Relay, admin::Admin, event::MAX_PAYLOAD_BYTES, log::LogOptions,
-    queue::QueueOptions, sinks::MemorySink, state::State, table::Shape,
+    NewEvent, Relay, admin::Admin, event::MAX_PAYLOAD_BYTES, log::LogOptions, queue::QueueOptions,
+    sinks::MemorySink, state::State, table::Shape,
 };
 use airtight_postgres::{PgOptions, PgOutbox};
 use airtight_testkit::{postgres::TestDb, wait::eventually};

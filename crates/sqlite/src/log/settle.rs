@@ -80,7 +80,7 @@ async fn move_offsets(
     );
     let moved: Vec<u16> = sqlx::query_scalar(AssertSqlSafe(update))
         .bind(Value::from(items).to_string())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.consumer())
         .bind(member.id.to_string())
         .fetch_all(conn)

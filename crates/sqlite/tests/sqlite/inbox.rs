@@ -9,8 +9,8 @@ use std::{
 };
 
 use airtight_core::{
-    CancellationToken, Capabilities, Delivery, Error, Limits, NewEvent, Outcome, Position, Relay,
-    Result, Sink, Source,
+    CancellationToken, Capabilities, Delivery, Error, Limits, NewEvent, Outcome, Position, Relay, Result,
+    Sink, Source,
     admin::Admin,
     inbox::DedupeKey,
     log::{Log, LogAdmin, LogOptions, SeekOptions, SeekTo},
@@ -370,8 +370,7 @@ async fn what_breaks_a_transaction_kills_the_guilty_event_only() {
         }
         .boxed()
     });
-    let summary =
-        Relay::new(log, sink).policy(policy()).drain(CancellationToken::new()).await.unwrap();
+    let summary = Relay::new(log, sink).policy(policy()).drain(CancellationToken::new()).await.unwrap();
     assert_eq!((summary.delivered, summary.dead, summary.retried), (4, 1, 1), "{summary:?}");
     let kept: i64 =
         sqlx::query_scalar("SELECT count(*) FROM child").fetch_one(fixture.outbox.pool()).await.unwrap();

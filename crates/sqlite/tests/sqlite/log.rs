@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Capabilities, Error, Order, Result,
-    group::{LOG_GROUP, Member, Members},
+    group::{GroupName, Member},
     log::{
         BEHIND_RETENTION, Changes, Due, Fate, LogAdmin, LogStore, Move, Park, ParkedFilter, Read,
         ReadRequest, SeekOptions, SeekTo, Standing, Start,
@@ -20,7 +20,7 @@ pub(crate) fn consumer(name: &str, partitions: u16) -> Member {
     Member {
         id: Uuid::new_v4(),
         host: "test:1".into(),
-        group: format!("{LOG_GROUP}{name}"),
+        group: GroupName::log(name),
         streams: Vec::new(),
         order: Order::Key,
         block_on_dead: false,
@@ -43,9 +43,9 @@ impl Follower {
         let store = SqliteLog::new(outbox.clone());
         store.open(&Capabilities::default()).await?;
         store.attach(&member, Start::Earliest).await?;
-        store.join(&member).await?;
+        store.members().join(&member).await?;
         let wanted: Vec<u16> = (0..member.partitions).collect();
-        let owned = store.take(&member, &wanted).await?;
+        let owned = store.members().take(&member, &wanted).await?;
         Ok(Self { store, member, owned, bytes: 1 << 20, max_payload: 1 << 20 })
     }
 
@@ -390,13 +390,13 @@ async fn a_settle_is_fenced_by_owner_epoch_and_offset() {
     assert_eq!(one.try_settle(step(stale.epoch, 0, 3), parks(), vec![]).await.unwrap(), [0]);
     // Another epoch of the same owner: given up and taken again, or sought.
     assert_eq!(one.try_settle(step(stale.epoch - 1, 1, 2), parks(), vec![]).await.unwrap(), [0]);
-    one.store.give(&one.member, &[0]).await.unwrap();
-    assert_eq!(one.store.take(&one.member, &[0]).await.unwrap(), [0]);
+    one.store.members().give(&one.member, &[0]).await.unwrap();
+    assert_eq!(one.store.members().take(&one.member, &[0]).await.unwrap(), [0]);
     assert!(one.standing(0).await.epoch > stale.epoch, "taking makes the epoch grow");
     assert_eq!(one.try_settle(step(stale.epoch, 1, 2), parks(), vec![]).await.unwrap(), [0]);
 
     // Another owner.
-    one.store.give(&one.member, &[0]).await.unwrap();
+    one.store.members().give(&one.member, &[0]).await.unwrap();
     let two = Follower::join(&fixture.outbox, consumer("one", 1)).await;
     let epoch = two.standing(0).await.epoch;
     assert_eq!(one.try_settle(step(epoch, 1, 2), parks(), vec![]).await.unwrap(), [0]);
@@ -441,7 +441,11 @@ async fn a_seek_fences_what_is_under_way_and_drops_what_comes_again() {
     let step = Move { partition: 0, epoch: before.epoch, from: 1, to: 4 };
     assert_eq!(one.try_settle(step, vec![], vec![(1, Fate::Delivered)]).await.unwrap(), [0]);
     assert_eq!(parked(&fixture).await, "1 pending due");
-    assert_eq!(one.store.take(&one.member, &[0]).await.unwrap(), [0], "nobody owns it after a seek");
+    assert_eq!(
+        one.store.members().take(&one.member, &[0]).await.unwrap(),
+        [0],
+        "nobody owns it after a seek"
+    );
     assert_eq!(one.standing(0).await.offset, 1);
 }
 
@@ -518,7 +522,7 @@ async fn without_order_nothing_is_held() {
     one.settle(2, vec![(1, retry_in(3600)), (2, Fate::Held)], vec![]).await;
     let mut free = consumer("one", 1);
     free.order = Order::None;
-    one.store.leave(&one.member).await.unwrap();
+    one.store.members().leave(&one.member).await.unwrap();
     let free = Follower::join(&fixture.outbox, free).await;
     assert_eq!(due_seqs(&free.due(&[]).await), [2], "what an earlier order held back");
 }
@@ -581,14 +585,14 @@ async fn another_partition_count_restarts_from_the_smallest_offset() {
         eight.owned.contains(&n)
     }));
     // The old relay, back from its sleep.
-    assert!(!four.store.heartbeat(&four.member, &[]).await.unwrap().alive);
+    assert!(!four.store.members().heartbeat(&four.member, &[]).await.unwrap().alive);
     for partition in 0..4_u16 {
         let from = 10;
         let step = Move { partition, epoch: epochs[usize::from(partition)], from, to: 20 };
         assert_eq!(four.try_settle(step, vec![], vec![]).await.unwrap(), [partition]);
     }
     let two = consumer("one", 2);
-    eight.store.leave(&eight.member).await.unwrap();
+    eight.store.members().leave(&eight.member).await.unwrap();
     let two = Follower::join(&fixture.outbox, two).await;
     assert_eq!(two.owned, [0, 1]);
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_offset").await, "2");
@@ -605,7 +609,7 @@ async fn consumers_are_in_nobodys_way() {
     // Nor in a queue's on the same name, in whatever order they come.
     let queue = Fixture::new().await;
     let log = airtight_sqlite::SqliteLog::new(queue.outbox.clone());
-    assert!(log.join(&consumer("one", 1)).await.is_err());
+    assert!(log.members().join(&consumer("one", 1)).await.is_err());
     queue
         .exec(
             "INSERT INTO airtight_relay (id, outbox, host, grp, streams, ord, expires_at) \

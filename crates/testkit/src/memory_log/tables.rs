@@ -8,10 +8,10 @@ use std::{
 
 use airtight_core::{
     Backlog, Error, Event, NewEvent, Op, Order, Payload, Published, Result,
-    group::{Member, Pulse},
+    group::{GroupName, Member, Pulse},
     log::{
-        Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Standing, Start, Watch,
-        behind_retention, unknown_consumer,
+        Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Revision, Standing, Start,
+        Watch, behind_retention, unknown_consumer,
     },
     queue::BadRow,
 };
@@ -93,7 +93,7 @@ pub(super) struct Tables {
     pub(super) floor_at: Option<OffsetDateTime>,
     pub(super) consumers: BTreeMap<String, ConsumerRow>,
     pub(super) members: BTreeMap<Uuid, Presence>,
-    pub(super) owners: HashMap<String, BTreeMap<u16, Uuid>>,
+    pub(super) owners: HashMap<GroupName, BTreeMap<u16, Uuid>>,
     /// What a caller did that the contract forbids.
     pub(super) violations: BTreeSet<String>,
 }
@@ -364,7 +364,7 @@ impl Tables {
 
     pub(super) fn watch(&self, member: &Member) -> Result<Watch> {
         let consumer = self.consumer(member.consumer())?;
-        Ok(Watch { paused: consumer.paused, revision: consumer.revision })
+        Ok(Watch { paused: consumer.paused, revision: Revision::At(consumer.revision) })
     }
 
     // --- reading ----------------------------------------------------------------------------------------
