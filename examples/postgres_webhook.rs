@@ -29,11 +29,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tx.commit().await?;
     println!("published {} at seq {}", published.id, published.seq);
 
-    // The source and the relay are told the same order.
-    let order = Order::Key;
-    let source = outbox.queue(QueueOptions { order, ..QueueOptions::default() });
+    // The source says which order is kept, and the relay asks it.
+    let source = outbox.queue(QueueOptions { order: Order::Key, ..QueueOptions::default() });
     let sink = WebhookSink::new(WebhookConfig::new(endpoint).timeout(Duration::from_secs(5)))?;
-    let policy = Policy { order, max_attempts: 5, ..Policy::default() };
+    let policy = Policy { max_attempts: 5, ..Policy::default() };
 
     let stop = CancellationToken::new();
     let stopped = stop.clone();

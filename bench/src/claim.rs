@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Limits, Order, Settlement, Source, Verdict,
+    Capabilities, Limits, Order, Settlement, Source, Verdict,
     queue::{Queue, QueueOptions},
 };
 use airtight_postgres::{PgOutbox, PgQueue};
@@ -38,7 +38,7 @@ pub(crate) async fn run(db: &TestDb, backlog: i64, claims: usize) {
         for outbox in [plain, large, waiting] {
             let queue =
                 outbox.queue(QueueOptions { order, lease: Duration::from_secs(600), ..Default::default() });
-            queue.open().await.expect("opening");
+            queue.open(&Capabilities::default()).await.expect("opening");
             contestants.push((queue, Vec::new()));
         }
         // In turns, so that noise falls on all alike.

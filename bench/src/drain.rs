@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    CancellationToken, Capabilities, Delivery, Order, Outcome, Policy, Relay, Sink, queue::QueueOptions,
+    CancellationToken, Capabilities, Delivery, Order, Outcome, Relay, Sink, queue::QueueOptions,
 };
 use airtight_testkit::postgres::TestDb;
 use async_trait::async_trait;
@@ -34,13 +34,8 @@ pub(crate) async fn run(db: &TestDb, events: i64, baseline_seconds: u64) {
         let outbox = sample::outbox(db, &format!("drain_{}", order.as_str())).await;
         sample::fill(&outbox, events).await;
         let queue = outbox.queue(QueueOptions { order, ..QueueOptions::default() });
-        let policy = Policy { order, ..Policy::default() };
         let begun = Instant::now();
-        let summary = Relay::new(queue, NullSink)
-            .policy(policy)
-            .drain(CancellationToken::new())
-            .await
-            .expect("draining");
+        let summary = Relay::new(queue, NullSink).drain(CancellationToken::new()).await.expect("draining");
         let rate = summary.delivered as f64 / begun.elapsed().as_secs_f64();
         assert_eq!(i64::try_from(summary.delivered), Ok(events), "all of them, once");
         println!("airtight, order = {}: {rate:.0} events/s, {:.1}x", order.as_str(), rate / baseline);

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use airtight_core::{CancellationToken, NewEvent, Order, Policy, Relay, admin::Admin, queue::QueueOptions};
+use airtight_core::{CancellationToken, NewEvent, Order, Relay, admin::Admin, queue::QueueOptions};
 use airtight_sqlite::SqliteOutbox;
 
 use crate::drain::NullSink;
@@ -31,9 +31,8 @@ pub(crate) async fn run(events: usize) {
         let published = events as f64 / begun.elapsed().as_secs_f64();
 
         let queue = outbox.queue(QueueOptions { order, ..QueueOptions::default() });
-        let policy = Policy { order, ..Policy::default() };
         let begun = Instant::now();
-        let relay = Relay::new(queue, NullSink).policy(policy);
+        let relay = Relay::new(queue, NullSink);
         let summary = relay.drain(CancellationToken::new()).await.expect("draining");
         assert_eq!(summary.delivered, events as u64, "all of them, once");
         let drained = events as f64 / begun.elapsed().as_secs_f64();

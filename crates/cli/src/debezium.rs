@@ -6,7 +6,6 @@ use airtight::{
     Code, Error, Policy,
     debezium::{Converters, FORMAT, Place, connector::ConnectorConfig},
     kafka::KafkaConfig,
-    log::LogOptions,
     postgres::{CdcOptions, Snapshot},
     table::{Field, PayloadKind, TableSpec},
 };
@@ -67,11 +66,10 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
             _ => Snapshot::NewSlot,
         },
         messages: None,
-        log: LogOptions { consumer: connector.slot.clone(), ..CdcOptions::slot("").log },
         ..CdcOptions::slot(connector.slot.clone())
     }));
     let name = connector.name.clone().unwrap_or_else(|| "debezium".into());
-    let pipeline = Pipeline::new(name, read, Policy::default(), sink);
+    let pipeline = Pipeline { name, read, policy: Policy::default(), sink };
     Ok(Drop { url: url(&connector), pipeline, connector })
 }
 

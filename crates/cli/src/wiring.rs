@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use airtight::{
-    Capabilities, Code, Error, Sink, Source,
+    Code, Error, Sink, Source,
     admin::{Admin, Finding},
     debezium::{FORMAT as DEBEZIUM, connector::ConnectorConfig},
     format::Formats,
@@ -292,8 +292,8 @@ impl Store {
         }
     }
 
-    /// The relay's side, for a sink that promises and wants these.
-    pub(crate) fn source(&self, pipeline: &Pipeline, caps: Capabilities) -> Result<Arc<dyn Source>, Error> {
+    /// The relay's side.
+    pub(crate) fn source(&self, pipeline: &Pipeline) -> Result<Arc<dyn Source>, Error> {
         Ok(match (self, &pipeline.read) {
             (Self::Sqlite(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
             (Self::Sqlite(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
@@ -301,9 +301,7 @@ impl Store {
             (Self::Postgres(outbox), Reading::Queue(queue)) => Arc::new(outbox.queue(queue.clone())),
             (Self::Postgres(outbox), Reading::Log(log)) => Arc::new(outbox.log(log.clone())),
             (Self::Postgres(outbox), Reading::Cdc(cdc)) => {
-                let mut options = named(&database_of(outbox), &pipeline.name, cdc);
-                options.keep_row = caps.wants_rows;
-                Arc::new(outbox.cdc(options)?)
+                Arc::new(outbox.cdc(named(&database_of(outbox), &pipeline.name, cdc))?)
             }
         })
     }

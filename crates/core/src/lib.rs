@@ -12,6 +12,7 @@
 //! | [`state`] | the states of a row |
 //! | [`error`] | errors that say whether to retry, give up or wait |
 //! | [`source`], [`sink`] | the delivery contract |
+//! | [`rules`] | order and dead events: what a source says and its relay keeps |
 //! | [`relay`] | the engine |
 //! | [`relays`] | several relays in one process |
 //! | [`group`] | relays that share key partitions |
@@ -46,6 +47,7 @@ pub mod queue;
 pub mod relay;
 pub mod relays;
 pub mod route;
+pub mod rules;
 pub mod settings;
 pub mod sink;
 pub mod sinks;
@@ -61,8 +63,9 @@ pub use dispatch::Dispatcher;
 pub use error::{Class, Code, Error, KnownCode, Result, Scope};
 pub use event::{Event, NewEvent, Op, Payload, Published, SourceColumn, SourceRow};
 pub use format::Format;
-pub use relay::{Order, Policy, Relay};
+pub use relay::{Policy, Relay};
 pub use relays::{OnEnd, Relays, RunningRelays};
+pub use rules::{Order, ReadOptions, Rules};
 pub use sink::{Capabilities, Outcome, Preview, Sink};
 pub use source::{Backlog, Batch, Delivery, Limits, Ownership, Position, Settlement, Source, Verdict};
 /// For [`Relay::run`].

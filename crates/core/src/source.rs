@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Event, Policy, Result};
+use crate::{Capabilities, Error, Event, Policy, Result, Rules};
 
 /// Hands out events that nobody else is delivering, and is told what became of each.
 ///
@@ -34,13 +34,18 @@ use crate::{Error, Event, Policy, Result};
 ///   that only `close` is called. `wait` may be dropped, and `open` by a shutdown.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
+    /// The order that events are handed out in, and what a dead one means for its key. The relay asks once, when it
+    /// starts, and keeps to the answer.
+    fn rules(&self) -> Rules;
+
     /// Refuses policies that contradict what the source itself says of an event. Called before `open`.
     fn accepts(&self, _policy: &Policy) -> Result<()> {
         Ok(())
     }
 
-    /// Connects, checks the table, joins the other relays. Called once, before anything else.
-    async fn open(&self) -> Result<()> {
+    /// Connects, checks the table, joins the other relays. Called before anything else, and again if it failed. `sink`
+    /// is what the sink promises and wants: a source that can give rows does so if [`Capabilities::wants_rows`] is set.
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         Ok(())
     }
 

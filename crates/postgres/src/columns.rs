@@ -37,7 +37,7 @@ impl Deref for Columns {
 
 /// A spec together with what the database says of its columns: all there is to know of a table of events that
 /// are never updated.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct EventColumns {
     pub(crate) spec: Arc<TableSpec>,
     pub(crate) table: String,

@@ -24,6 +24,7 @@ mod decode;
 mod error;
 mod fits;
 mod grants;
+mod groups;
 mod handlers;
 mod inbox;
 mod listen;
@@ -36,6 +37,7 @@ mod publish_tokio;
 mod queue;
 mod schema;
 mod session;
+mod slots;
 
 pub use self::{
     cdc::{CdcOptions, Lsn, PgCdc, Snapshot},

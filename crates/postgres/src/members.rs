@@ -1,16 +1,64 @@
 //! Who is there and who owns which partition.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
 use airtight_core::{
     Code, Error, Result,
-    group::{CDC_GROUP, LOG_GROUP, Member, Peer, Pulse},
-    table::literal,
+    group::{GroupKind, Member, Members, Peer, Pulse},
+    queue::RowClaim,
 };
+use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use crate::{PgOutbox, columns::EventColumns, error::doing, outbox::Conn};
+use crate::{PgOutbox, columns::EventColumns, error::doing, groups, outbox::Conn, slots};
+
+/// The group of relays that follow an outbox, as a log or through the WAL.
+#[derive(Debug)]
+pub(crate) struct Followers {
+    outbox: PgOutbox,
+    columns: OnceLock<EventColumns>,
+}
+
+impl Followers {
+    pub(crate) fn new(outbox: PgOutbox) -> Self {
+        Self { outbox, columns: OnceLock::new() }
+    }
+
+    /// The table is known. Opening again finds it known already.
+    pub(crate) fn know(&self, columns: &EventColumns) {
+        let _ = self.columns.set(columns.clone());
+    }
+
+    fn columns(&self) -> Result<&EventColumns> {
+        self.columns.get().ok_or_else(|| Error::permanent(Code::NOT_OPEN, "the outbox was not opened"))
+    }
+}
+
+#[async_trait]
+impl Members for Followers {
+    async fn join(&self, member: &Member) -> Result<()> {
+        join(&self.outbox, self.columns()?, member).await
+    }
+
+    async fn heartbeat(&self, member: &Member, _rows: &[RowClaim]) -> Result<Pulse> {
+        heartbeat(&self.outbox, self.columns()?, member).await
+    }
+
+    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
+        take(&self.outbox, self.columns()?, member, wanted).await
+    }
+
+    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
+        give(&self.outbox, self.columns()?, member, partitions).await
+    }
+
+    async fn leave(&self, member: &Member) -> Result<()> {
+        // Without a table it was refused before it joined.
+        let Some(columns) = self.columns.get() else { return Ok(()) };
+        leave(&self.outbox, columns, member).await
+    }
+}
 
 /// One at a time in a group: whoever changes who owns what. A transaction's lock, so that it works behind a
 /// pooler and ends with the transaction, however that ends.
@@ -25,6 +73,7 @@ pub(crate) async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &EventColu
 }
 
 pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<()> {
+    slots::check(member)?;
     let mut conn = outbox.begin().await?;
     lock_group(outbox, &mut conn, c).await?;
     // A relay that is not counted below must not come back with its next heartbeat: it is evicted, which waits
@@ -39,24 +88,25 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
     sqlx::query(AssertSqlSafe(evict))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .execute(conn.get())
         .await
         .map_err(doing("evicting other relays"))?;
     // Consumers of a log share with everyone, and readers of the WAL with one another.
     let overlap = format!(
         "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 \
-         AND NOT starts_with($2, {log}) AND NOT starts_with(grp, {log}) \
-         AND NOT (starts_with($2, {cdc}) AND starts_with(grp, {cdc})) \
+         AND NOT {my_log} AND NOT {log} AND NOT ({my_cdc} AND {cdc}) \
          AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
         c.relay,
-        log = literal(LOG_GROUP),
-        cdc = literal(CDC_GROUP),
+        my_log = member.is_consumer(),
+        log = groups::is_kind("grp", GroupKind::Log),
+        my_cdc = member.group.kind() == GroupKind::Cdc,
+        cdc = groups::is_kind("grp", GroupKind::Cdc),
     );
     let found = sqlx::query(AssertSqlSafe(overlap))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(&member.streams)
         .fetch_optional(conn.get())
         .await
@@ -84,7 +134,7 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
         .persistent(!outbox.pooled)
         .bind(member.id)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(&member.host)
         .bind(&member.streams)
         .bind(member.order.as_str())
@@ -131,7 +181,7 @@ pub(crate) async fn pulse(
         .persistent(!outbox.pooled)
         .bind(member.id)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.lease.as_secs_f64())
         .fetch_one(conn.get())
         .await
@@ -185,7 +235,7 @@ pub(crate) async fn take(
         .persistent(!outbox.pooled)
         .bind(member.id)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(numbers(wanted))
         .fetch_all(conn.get())
         .await
@@ -208,7 +258,7 @@ pub(crate) async fn give(
     sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(numbers(partitions))
         .bind(member.id)
         .execute(conn.get())
@@ -227,7 +277,7 @@ pub(crate) async fn leave(outbox: &PgOutbox, c: &EventColumns, member: &Member) 
         .persistent(!outbox.pooled)
         .bind(member.id)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .execute(conn.get())
         .await
         .map_err(doing("leaving the other relays"))?;

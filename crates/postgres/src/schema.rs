@@ -17,6 +17,7 @@ use std::{collections::HashSet, time::Duration};
 
 use airtight_core::{
     Code, Error, Result,
+    group::GroupKind,
     table::{Shape, literal, quote},
 };
 use sqlx::AssertSqlSafe;
@@ -25,7 +26,7 @@ use self::{
     missing::{Later, There},
     statements::{Makes, On, statements},
 };
-use crate::{PgOptions, PgOutbox, error::doing, log::partitions::is_locked};
+use crate::{PgOptions, PgOutbox, error::doing, groups, log::partitions::is_locked};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
 const MIGRATIONS: [(i32, Scope, &str, &str); 11] = [
@@ -375,7 +376,7 @@ impl PgOutbox {
         }
         if self.options.spec.is_none() && self.options.shape == Shape::Log && made.contains(names.table) {
             // Nobody knows what the table held. Consumers that were behind others have missed it.
-            script.push(names.fill(FLOOR_OF_CONSUMERS));
+            script.push(names.fill(&floor_of_consumers()));
         }
         (script, done, later)
     }
@@ -385,8 +386,13 @@ impl PgOutbox {
 const FLOOR: &str = "INSERT INTO {schema}.log (outbox, floor) SELECT {literal:outbox}, coalesce((SELECT min(seq) - 1 FROM {outbox}), \
      (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {sequence})) ON CONFLICT DO NOTHING";
 
-const FLOOR_OF_CONSUMERS: &str = "UPDATE {schema}.log SET floor = greatest(floor, (SELECT max(last_seq) FROM {schema}.partition \
-     WHERE outbox = {literal:outbox} AND starts_with(grp, 'log:'))) WHERE outbox = {literal:outbox}";
+fn floor_of_consumers() -> String {
+    format!(
+        "UPDATE {{schema}}.log SET floor = greatest(floor, (SELECT max(last_seq) FROM {{schema}}.partition \
+         WHERE outbox = {{literal:outbox}} AND {})) WHERE outbox = {{literal:outbox}}",
+        groups::is_kind("grp", GroupKind::Log)
+    )
+}
 
 impl PgOutbox {
     /// The same outbox, of the shape that the database says it has. For tools, which are not told; before

@@ -10,7 +10,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Class, Limits, NewEvent, Op, Order, Policy, Relay, Settlement, Source, Verdict,
+    Capabilities, Class, Limits, NewEvent, Op, Order, Policy, Relay, Settlement, Source, Verdict,
     admin::{Admin, Filter, Prune},
     queue::QueueOptions,
     sinks::MemorySink,
@@ -32,8 +32,7 @@ fn event(key: &str, n: i64) -> NewEvent {
 async fn drain(outbox: &PgOutbox, order: Order) -> MemorySink {
     let sink = MemorySink::new();
     let queue = outbox.queue(QueueOptions { order, ..QueueOptions::default() });
-    let policy = Policy { order, ..Policy::default() };
-    Relay::new(queue, sink.clone()).policy(policy).drain(CancellationToken::new()).await.unwrap();
+    Relay::new(queue, sink.clone()).drain(CancellationToken::new()).await.unwrap();
     sink
 }
 
@@ -205,7 +204,7 @@ async fn a_claim_is_a_hot_update() {
         (row.get::<i64, _>(0), row.get::<i64, _>(1))
     };
     let queue = sut.outbox.queue(QueueOptions { order: Order::Key, ..QueueOptions::default() });
-    queue.open().await.unwrap();
+    queue.open(&Capabilities::default()).await.unwrap();
     let batch = queue.next(Limits { events: 300, bytes: 1 << 20 }).await.unwrap();
     assert_eq!(batch.deliveries.len(), 300);
     eventually(LONG, "statistics to arrive", async || hot().await.0 >= 300).await;
@@ -222,7 +221,7 @@ async fn waiting_events_do_not_stand_in_the_way() {
              SELECT 'test', 'T', 'A', 'w' || n, 1, now() + interval '1 hour' FROM generate_series(1, 5000) n").await;
     Admin::publish(&sut.outbox, &[event("k", 1)]).await.unwrap();
     let queue = sut.outbox.queue(QueueOptions::default());
-    queue.open().await.unwrap();
+    queue.open(&Capabilities::default()).await.unwrap();
     let batch = queue.next(Limits { events: 10, bytes: 1 << 20 }).await.unwrap();
     assert_eq!(batch.deliveries.len(), 1);
     queue.close().await.unwrap();
@@ -301,8 +300,9 @@ async fn notify_wakes_an_idle_relay_long_before_the_next_poll() {
 async fn errors_say_what_to_do() {
     let Some(db) = TestDb::create("errors").await else { return };
     let outbox = PgOutbox::connect(&db.url(), PgOptions::default()).await.unwrap();
-    let open =
-        |outbox: PgOutbox| async move { outbox.queue(QueueOptions::default()).open().await.unwrap_err() };
+    let open = |outbox: PgOutbox| async move {
+        outbox.queue(QueueOptions::default()).open(&Capabilities::default()).await.unwrap_err()
+    };
     let error = open(outbox).await;
     assert_eq!((error.class(), error.code()), (Class::Permanent, "no_table"));
     assert!(error.remedy().unwrap().contains("airtight migrate"), "{error}");
@@ -335,14 +335,14 @@ async fn a_worker_paused_past_its_lease_is_fenced() {
     for order in [Order::None, Order::Key] {
         let options = QueueOptions { order, lease: Duration::from_secs(60), ..QueueOptions::default() };
         let paused = sut.outbox.queue(options.clone());
-        paused.open().await.unwrap();
+        paused.open(&Capabilities::default()).await.unwrap();
         let held = paused.next(Limits { events: 10, bytes: 1 << 20 }).await.unwrap();
         assert_eq!(held.deliveries.len(), 1);
         // Its heartbeat, every two seconds, is too late for this.
         sut.sql("UPDATE airtight.relay SET expires_at = now() - interval '1 s'").await;
         sut.sql("UPDATE airtight.outbox SET locked_until = now() - interval '1 s'").await;
         let heir = sut.outbox.queue(options);
-        heir.open().await.unwrap();
+        heir.open(&Capabilities::default()).await.unwrap();
         let mut taken = None;
         eventually(LONG, "the heir to take the event over", async || {
             let batch = heir.next(Limits { events: 10, bytes: 1 << 20 }).await.unwrap();

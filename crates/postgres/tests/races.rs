@@ -7,7 +7,7 @@ mod support;
 use std::{task::Poll, time::Duration};
 
 use airtight_core::{
-    Code, Error, Limits, NewEvent, Order, Policy, Relay, Settlement, Source, Verdict,
+    Capabilities, Code, Error, Limits, NewEvent, Order, Policy, Relay, Settlement, Source, Verdict,
     admin::{Acted, Admin, Filter, Prune},
     queue::QueueOptions,
     sinks::MemorySink,
@@ -39,8 +39,7 @@ async fn run(pool: &sqlx::PgPool, sql: &str) {
 /// Drains with a bound on the time that may take.
 async fn drain(outbox: &PgOutbox, options: QueueOptions) -> MemorySink {
     let sink = MemorySink::new();
-    let policy = Policy { order: options.order, block_on_dead: options.block_on_dead, ..Policy::default() };
-    let relay = Relay::new(outbox.queue(options), sink.clone()).policy(policy);
+    let relay = Relay::new(outbox.queue(options), sink.clone());
     tokio::time::timeout(LONG, relay.drain(CancellationToken::new()))
         .await
         .expect("drained in time")
@@ -82,7 +81,7 @@ async fn a_backlog_behind_a_waiting_event_does_not_delay_other_keys() {
     )
     .await;
     let queue = sut.outbox.queue(QueueOptions::default());
-    queue.open().await.unwrap();
+    queue.open(&Capabilities::default()).await.unwrap();
     let batch = queue.next(LIMITS).await.unwrap();
     assert_eq!(batch.deliveries.len(), 1, "one look is enough");
     queue.close().await.unwrap();
@@ -95,10 +94,10 @@ async fn an_expired_relay_of_another_group_does_not_come_back() {
     let Some(sut) = Canonical::create("comes_back").await else { return };
     let options = |order| QueueOptions { order, ..QueueOptions::default() };
     let paused = sut.outbox.queue(options(Order::Key));
-    paused.open().await.unwrap();
+    paused.open(&Capabilities::default()).await.unwrap();
     sut.sql("UPDATE airtight.relay SET expires_at = now() - interval '1 s'").await;
     let heir = sut.outbox.queue(options(Order::None));
-    heir.open().await.unwrap();
+    heir.open(&Capabilities::default()).await.unwrap();
     Admin::publish(&sut.outbox, &[event("k", 1)]).await.unwrap();
     assert_eq!(heir.next(LIMITS).await.unwrap().deliveries.len(), 1);
     // What its heartbeat does when it wakes up.
@@ -249,7 +248,7 @@ async fn a_table_of_odd_types_is_served() {
         run(pool, &format!("INSERT INTO \"Odd\" (\"event.key\") VALUES ({key})")).await;
         let options = QueueOptions { block_on_dead: true, ..QueueOptions::default() };
         let queue = outbox.queue(options);
-        queue.open().await.unwrap();
+        queue.open(&Capabilities::default()).await.unwrap();
         let batch = queue.next(LIMITS).await.unwrap();
         let taken: Vec<_> =
             batch.deliveries.iter().filter(|d| d.event.aggregate_id == key.to_string()).collect();
@@ -288,7 +287,7 @@ async fn a_claim_that_was_overtaken_does_not_undo_a_failure() {
     sut.publish(&[event("k", 1)]).await;
     let options = QueueOptions { order: Order::None, ..QueueOptions::default() };
     let (slow, quick) = (std::sync::Arc::new(sut.outbox.queue(options.clone())), sut.outbox.queue(options));
-    slow.open().await.unwrap();
+    slow.open(&Capabilities::default()).await.unwrap();
     let mut other = sqlx::PgConnection::connect(&sut.db.url()).await.unwrap();
     // Stops the claim after it has taken its snapshot.
     let mut lock = other.begin().await.unwrap();
@@ -298,7 +297,7 @@ async fn a_claim_that_was_overtaken_does_not_undo_a_failure() {
         async move { slow.next(LIMITS).await.unwrap() }
     });
     waiting(&sut.db, 1).await;
-    quick.open().await.unwrap();
+    quick.open(&Capabilities::default()).await.unwrap();
     let batch = quick.next(LIMITS).await.unwrap();
     let verdict = retry(Duration::from_secs(3600));
     let settled =
@@ -329,7 +328,7 @@ async fn a_suspect_on_a_foreign_table_waits_for_what_is_before_it() {
         .await;
     }
     let queue = sut.outbox.queue(QueueOptions::default());
-    queue.open().await.unwrap();
+    queue.open(&Capabilities::default()).await.unwrap();
     // It sees that there is a suspect, of the key l.
     assert!(queue.next(LIMITS).await.unwrap().is_empty());
     run(pool, "UPDATE airtight.side SET next_retry_at = now() WHERE attempts = 1").await;
@@ -420,7 +419,7 @@ async fn a_wait_without_end_is_stored() {
     let Some(sut) = Canonical::create("no_end").await else { return };
     Admin::publish(&sut.outbox, &[event("k", 1)]).await.unwrap();
     let queue = sut.outbox.queue(QueueOptions::default());
-    queue.open().await.unwrap();
+    queue.open(&Capabilities::default()).await.unwrap();
     let batch = queue.next(LIMITS).await.unwrap();
     let verdict = retry(Duration::MAX);
     let settled =
@@ -436,7 +435,7 @@ async fn an_unknown_event_that_dies_later_is_dead() {
     let Some(sut) = support::Foreign::create("unknown_dead").await else { return };
     let published = sut.publish(&[event("k", 1)]).await;
     let queue = sut.outbox.queue(QueueOptions::default());
-    queue.open().await.unwrap();
+    queue.open(&Capabilities::default()).await.unwrap();
     let error = || Error::permanent(Code::custom("x"), "no");
     for verdict in [Verdict::Unknown { error: error() }, Verdict::Dead { error: error() }] {
         sut.set_back_by_hand(&published[0].id).await;
@@ -459,7 +458,7 @@ async fn relays_that_vanished_are_forgotten() {
         ))
         .await;
         let queue = sut.outbox.queue(QueueOptions { order, ..QueueOptions::default() });
-        queue.open().await.unwrap();
+        queue.open(&Capabilities::default()).await.unwrap();
         queue.close().await.unwrap();
         let left: i64 = sqlx::query_scalar("SELECT count(*) FROM airtight.relay")
             .fetch_one(sut.outbox.pool())

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use airtight_core::{
     Order, Result,
-    group::evicted,
+    group::{evicted, hash_of, partition_of},
     queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowKey},
 };
 use futures::TryStreamExt;
@@ -29,7 +29,6 @@ use crate::{
     decode::{self, row_key},
     error::db,
     outbox::SqliteOutbox,
-    publish::hash_of,
     settle::run,
     sql::{HELD, NOW, Slot, Sql},
 };
@@ -298,7 +297,7 @@ impl<'a> Claim<'a> {
             Order::Key => {
                 let stored: Option<i64> = row.try_get(4).map_err(db)?;
                 let hash = stored.unwrap_or_else(|| hash_of(key.as_bytes()));
-                u16::try_from(hash.rem_euclid(i64::from(member.partitions.max(1)))).unwrap_or(0)
+                partition_of(hash, member.partitions)
             }
             Order::None | Order::Total => 0,
         };

@@ -6,7 +6,10 @@
 
 use std::collections::HashSet;
 
-use airtight_core::{Order, Result, group::Member};
+use airtight_core::{
+    Order, Result,
+    group::{Member, hash_of, partition_of},
+};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, SqliteConnection, sqlite::SqliteRow};
 
@@ -15,7 +18,6 @@ use crate::{
     decode::{self, row_key},
     error::db,
     outbox::SqliteOutbox,
-    publish::hash_of,
     settle::run,
     sql::{HELD, Slot, Sql},
 };
@@ -189,8 +191,7 @@ async fn free_rows_of_all(
 }
 
 fn is_in(key: &str, member: &Member, partitions: &[u16]) -> bool {
-    let partition = hash_of(key.as_bytes()).rem_euclid(i64::from(member.partitions.max(1)));
-    partitions.iter().any(|wanted| i64::from(*wanted) == partition)
+    partitions.contains(&partition_of(hash_of(key.as_bytes()), member.partitions))
 }
 
 /// Keys whose first held event has nothing in front of it.

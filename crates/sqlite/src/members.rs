@@ -7,10 +7,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use airtight_core::{
     Code, Error, Order, Result,
-    group::{LOG_GROUP, Member, Peer, Pulse},
+    group::{GroupKind, Member, Members, Peer, Pulse},
     queue::RowClaim,
     table::literal,
 };
+use async_trait::async_trait;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 use uuid::Uuid;
@@ -24,8 +25,35 @@ use crate::{
     sql::{NOW, Slot},
 };
 
-pub(crate) async fn join(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
-    let sql = outbox.sql();
+/// The group of the relays of an outbox, be it a queue or a log.
+#[async_trait]
+impl Members for SqliteOutbox {
+    async fn join(&self, member: &Member) -> Result<()> {
+        join(self, member).await
+    }
+
+    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
+        heartbeat(self, member, rows).await
+    }
+
+    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
+        take(self, member, wanted).await
+    }
+
+    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
+        give(self, member, partitions).await
+    }
+
+    async fn leave(&self, member: &Member) -> Result<()> {
+        leave(self, member).await
+    }
+}
+
+async fn join(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
+    let sql = match member.group.kind() {
+        GroupKind::Queue => outbox.queue_sql()?,
+        GroupKind::Log | GroupKind::Cdc => outbox.log_sql()?,
+    };
     let mut tx = outbox.begin().await?;
     let conn = tx.conn();
     if !member.is_consumer() {
@@ -41,7 +69,7 @@ pub(crate) async fn join(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
     sqlx::query(AssertSqlSafe(insert))
         .bind(member.id.to_string())
         .bind(&member.host)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(json!(member.streams).to_string())
         .bind(member.order.as_str())
         .bind(seconds(member.lease))
@@ -55,7 +83,7 @@ pub(crate) async fn join(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
     );
     let numbers: Vec<u16> = (0..member.partitions).collect();
     sqlx::query(AssertSqlSafe(partitions))
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(json!(numbers).to_string())
         .execute(&mut *conn)
         .await
@@ -66,7 +94,7 @@ pub(crate) async fn join(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
     tx.commit().await
 }
 
-pub(crate) async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
+async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
     let sql = outbox.sql();
     let mut tx = outbox.begin().await?;
     let conn = tx.conn();
@@ -97,13 +125,17 @@ pub(crate) async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[Ro
          WHERE outbox = {} AND grp = ?1 AND expires_at >= {NOW}",
         sql.name()
     );
-    let live: Vec<(String, String, String, f64)> =
-        sqlx::query_as(AssertSqlSafe(select)).bind(&member.group).fetch_all(&mut *conn).await.map_err(db)?;
+    let live: Vec<(String, String, String, f64)> = sqlx::query_as(AssertSqlSafe(select))
+        .bind(member.group.stored())
+        .fetch_all(&mut *conn)
+        .await
+        .map_err(db)?;
     let select = format!(
         "SELECT n, owner FROM airtight_partition WHERE outbox = {} AND grp = ?1 AND owner IS NOT NULL",
         sql.name()
     );
-    let owned = sqlx::query(AssertSqlSafe(select)).bind(&member.group).fetch_all(conn).await.map_err(db)?;
+    let owned =
+        sqlx::query(AssertSqlSafe(select)).bind(member.group.stored()).fetch_all(conn).await.map_err(db)?;
     let mut owners = BTreeMap::new();
     for row in owned {
         let owner: String = row.try_get(1).map_err(db)?;
@@ -125,7 +157,7 @@ pub(crate) async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[Ro
     Ok(Pulse { alive: true, members, owners, lost, peers })
 }
 
-pub(crate) async fn take(outbox: &SqliteOutbox, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
+async fn take(outbox: &SqliteOutbox, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
     let sql = outbox.sql();
     let mut tx = outbox.begin().await?;
     let conn = tx.conn();
@@ -145,7 +177,7 @@ pub(crate) async fn take(outbox: &SqliteOutbox, member: &Member, wanted: &[u16])
     );
     let mut taken: Vec<u16> = sqlx::query_scalar(AssertSqlSafe(take))
         .bind(&me)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(json!(wanted).to_string())
         .fetch_all(conn)
         .await
@@ -155,7 +187,7 @@ pub(crate) async fn take(outbox: &SqliteOutbox, member: &Member, wanted: &[u16])
     Ok(taken)
 }
 
-pub(crate) async fn give(outbox: &SqliteOutbox, member: &Member, partitions: &[u16]) -> Result<()> {
+async fn give(outbox: &SqliteOutbox, member: &Member, partitions: &[u16]) -> Result<()> {
     let sql = outbox.sql();
     let mut tx = outbox.begin().await?;
     let give = format!(
@@ -164,7 +196,7 @@ pub(crate) async fn give(outbox: &SqliteOutbox, member: &Member, partitions: &[u
         sql.name()
     );
     sqlx::query(AssertSqlSafe(give))
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id.to_string())
         .bind(json!(partitions).to_string())
         .execute(tx.conn())
@@ -173,7 +205,7 @@ pub(crate) async fn give(outbox: &SqliteOutbox, member: &Member, partitions: &[u
     tx.commit().await
 }
 
-pub(crate) async fn leave(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
+async fn leave(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
     let mut tx = outbox.begin().await?;
     let me = member.id.to_string();
     for statement in [
@@ -191,11 +223,14 @@ async fn refuse_overlap(conn: &mut SqliteConnection, outbox: &str, member: &Memb
     let select = format!(
         "SELECT id, host, streams, ord, expires_at >= {NOW} FROM airtight_relay WHERE outbox = {outbox} AND grp <> ?1 \
          AND substr(grp, 1, {}) <> {}",
-        LOG_GROUP.len(),
-        literal(LOG_GROUP)
+        GroupKind::Log.prefix().len(),
+        literal(GroupKind::Log.prefix())
     );
-    let others =
-        sqlx::query(AssertSqlSafe(select)).bind(&member.group).fetch_all(&mut *conn).await.map_err(db)?;
+    let others = sqlx::query(AssertSqlSafe(select))
+        .bind(member.group.stored())
+        .fetch_all(&mut *conn)
+        .await
+        .map_err(db)?;
     for other in others {
         let streams: String = other.try_get(2).map_err(db)?;
         let streams: Vec<String> = serde_json::from_str(&streams).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use airtight_core::{
     Order,
     admin::{Admin, Filter},
-    group::Member,
+    group::{GroupKind, GroupName, Member},
     queue::ClaimRequest,
     state::State,
     table::Shape,
@@ -37,7 +37,7 @@ fn member(order: Order, streams: &[&str], block_on_dead: bool) -> Member {
     Member {
         id: Uuid::nil(),
         host: String::new(),
-        group: String::new(),
+        group: GroupName::new(GroupKind::Queue, ""),
         streams: streams.iter().map(|stream| (*stream).to_owned()).collect(),
         order,
         block_on_dead,

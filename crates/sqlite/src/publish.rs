@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use airtight_core::{
     Code, Error, EventBus, NewEvent, Payload, Published, Result,
+    group::hash_of,
     table::{Count, Field, PayloadKind, literal, quote},
 };
 use async_trait::async_trait;
@@ -23,18 +24,6 @@ use crate::{
 
 /// Rows in one statement, at most. Other sizes are powers of two, so that few statements need be prepared.
 const CHUNK: usize = 128;
-
-/// Hashes are stored modulo this, and taken modulo the number of partitions when they are used, so that the
-/// number can change.
-const HASH_SPACE: u64 = 1 << 15;
-
-/// The stored hash of a key: FNV-1a, which is the same in every version of this program.
-pub(crate) fn hash_of(key: &[u8]) -> i64 {
-    let hash = key.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    (hash % HASH_SPACE).cast_signed()
-}
 
 /// Atomic: the event is part of the transaction that the connection is in.
 #[async_trait]
@@ -288,16 +277,6 @@ pub(crate) fn format_time(at: OffsetDateTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_hash_never_changes() {
-        // Stored in tables: another value would move keys between relays while their events are in flight.
-        assert_eq!(hash_of(b""), 0x2325);
-        assert_eq!(hash_of(b"order-42"), 25_300);
-        assert!(
-            (0..1000).map(|n| hash_of(format!("{n}").as_bytes())).all(|part| (0..1 << 15).contains(&part))
-        );
-    }
 
     #[test]
     fn times_have_milliseconds_or_all_their_digits() {

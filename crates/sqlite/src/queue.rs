@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Backlog, Code, Error, Result, Verdict,
-    group::{Member, Members, Pulse},
+    group::{Member, Members},
     queue::{ClaimRequest, Claimed, QueueStore, RowClaim},
     table::TableSpec,
 };
@@ -15,7 +15,7 @@ use crate::{
     candidate::{streams_bind, streams_where},
     claim,
     error::db,
-    fits, hold, members,
+    fits, hold,
     outbox::SqliteOutbox,
     schema, settle,
     sql::{HELD, NOW},
@@ -37,31 +37,11 @@ impl SqliteQueue {
 }
 
 #[async_trait]
-impl Members for SqliteQueue {
-    async fn join(&self, member: &Member) -> Result<()> {
-        self.outbox.queue_sql()?;
-        members::join(&self.outbox, member).await
-    }
-
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        members::heartbeat(&self.outbox, member, rows).await
-    }
-
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        members::take(&self.outbox, member, wanted).await
-    }
-
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        members::give(&self.outbox, member, partitions).await
-    }
-
-    async fn leave(&self, member: &Member) -> Result<()> {
-        members::leave(&self.outbox, member).await
-    }
-}
-
-#[async_trait]
 impl QueueStore for SqliteQueue {
+    fn members(&self) -> &dyn Members {
+        &self.outbox
+    }
+
     fn table(&self) -> Option<&TableSpec> {
         Some(self.outbox.table())
     }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Error, NewEvent, Published, Result,
+    Backlog, Capabilities, Error, NewEvent, Published, Result,
     group::{Member, Members, Pulse},
     log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
     queue::RowClaim,
@@ -302,7 +302,11 @@ impl Members for MemoryLogStore {
 
 #[async_trait]
 impl LogStore for MemoryLogStore {
-    async fn open(&self) -> Result<()> {
+    fn members(&self) -> &dyn Members {
+        self
+    }
+
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         self.script.before(Verb::Open).await?.after(()).await
     }
 
@@ -348,15 +352,15 @@ impl LogStore for MemoryLogStore {
         rest.after(refused).await?
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
         let rest = self.script.before(Verb::Unhold).await?;
-        let freed = self.tables().unhold(member, Some(partitions), block_on_dead, self.now());
+        let freed = self.tables().unhold(member, Some(partitions), self.now());
         rest.after(freed).await
     }
 
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
         let rest = self.script.before(Verb::Backlog).await?;
-        let backlog = self.tables().backlog(member, block_on_dead);
+        let backlog = self.tables().backlog(member);
         rest.after(backlog).await
     }
 

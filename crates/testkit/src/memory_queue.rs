@@ -306,6 +306,10 @@ impl Members for MemoryStore {
 
 #[async_trait]
 impl QueueStore for MemoryStore {
+    fn members(&self) -> &dyn Members {
+        self
+    }
+
     async fn open(&self) -> Result<()> {
         self.script.before(Verb::Open).await?.after(()).await
     }

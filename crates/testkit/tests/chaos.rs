@@ -193,7 +193,6 @@ impl Life {
         let mortal = random.u32(0..4) == 0;
         let quick = Backoff { base: ms(2), multiplier: 2.0, cap: ms(20), jitter: 0.5 };
         let policy = Policy {
-            order,
             backoff: quick,
             circuit: quick,
             batch_events: random.usize(1..30),
@@ -231,7 +230,7 @@ impl Life {
         let sink = Wild {
             world: self.world.clone(),
             caps: self.caps,
-            order: self.policy.order,
+            order: self.options.order,
             random: Arc::new(Mutex::new(self.random.fork())),
             calls: Arc::default(),
             busy: Arc::default(),

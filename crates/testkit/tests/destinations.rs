@@ -113,8 +113,7 @@ async fn one_destination_that_is_away_keeps_nobody_else_waiting() {
         let sink = Streams::without(&["bad"]);
         let bad: Vec<NewEvent> = (0..40).map(|n| event("bad", format!("b{}", n % 20))).collect();
         let bad = store.publish(&bad);
-        let relay =
-            Running::start(&store, QueueOptions { order, ..options() }, &sink, Policy { order, ..quick() });
+        let relay = Running::start(&store, QueueOptions { order, ..options() }, &sink, quick());
         eventually(PATIENCE, "the destination to refuse", async || sink.tried("bad") > 0).await;
         let good: Vec<NewEvent> = (0..300).map(|n| event("good", format!("g{}", n % 30))).collect();
         store.publish(&good);
@@ -174,8 +173,7 @@ async fn with_total_order_everything_waits() {
     let sink = Streams::without(&["bad"]);
     store.publish(&[event("bad", "a"), event("good", "b")]);
     let order = Order::Total;
-    let relay =
-        Running::start(&store, QueueOptions { order, ..options() }, &sink, Policy { order, ..quick() });
+    let relay = Running::start(&store, QueueOptions { order, ..options() }, &sink, quick());
     eventually(PATIENCE, "several tries", async || sink.tried("bad") > 3).await;
     assert_eq!(sink.taken(), 0);
     sink.back("bad");
@@ -307,7 +305,7 @@ async fn a_log_goes_on_past_a_destination_that_is_away() {
     let store = MemoryLogStore::new();
     let sink = Streams::without(&["bad"]);
     store.publish(&(0..40).map(|n| event("bad", format!("b{}", n % 20))).collect::<Vec<_>>());
-    let options = LogOptions { partitions: 4, ..LogOptions::consumer("c") };
+    let options = LogOptions::consumer("c").reading(|read| read.partitions = 4);
     let relay = Running::of(Arc::new(Log::new(store.clone(), options)), &sink, quick(), false);
     eventually(PATIENCE, "the destination to refuse", async || sink.tried("bad") > 0).await;
     store.publish(&(0..300).map(|n| event("good", format!("g{}", n % 30))).collect::<Vec<_>>());

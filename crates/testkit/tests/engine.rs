@@ -36,8 +36,7 @@ async fn overlap(first: fn() -> Outcome) {
         let door = Door::shut();
         let sink = first_call(&door, first);
         let head = store.publish(&[event("a")]);
-        let relay =
-            Running::start(&store, QueueOptions { order, ..options() }, &sink, Policy { order, ..policy() });
+        let relay = Running::start(&store, QueueOptions { order, ..options() }, &sink, policy());
         eventually(PATIENCE, "the head to be on its way", async || sink.arrived().len() == 1).await;
 
         let claim = store.pause_next(Verb::Claim, When::After);
@@ -134,7 +133,7 @@ async fn a_key_goes_on_only_when_its_dead_head_is_settled() {
         let sink = first_call(&door, refused);
         let published = store.publish(&[event("a"), event("a"), event("a")]);
         let lease = QueueOptions { order, lease: ms(200), ..options() };
-        let once = Policy { order, max_attempts: 1, ..policy() };
+        let once = Policy { max_attempts: 1, ..policy() };
         let connection = store.connection();
         let relay = Running::start(&connection, lease.clone(), &sink, once.clone());
         eventually(PATIENCE, "the head to be on its way", async || sink.arrived().len() == 1).await;
@@ -211,8 +210,7 @@ async fn an_unavailable_sink_costs_no_attempt() {
         });
         let keys: Vec<_> = (0..120).map(|n| event(&format!("k{}", n % 9))).collect();
         store.publish(&keys);
-        let relay =
-            Running::start(&store, QueueOptions { order, ..options() }, &sink, Policy { order, ..policy() });
+        let relay = Running::start(&store, QueueOptions { order, ..options() }, &sink, policy());
         eventually(PATIENCE, "the circuit to open thrice", async || relay.summary().circuit_opened >= 3)
             .await;
         assert!(relay.stats.is_circuit_open());

@@ -8,7 +8,7 @@ use std::{
 };
 
 use airtight_core::{
-    Code, Delivery, Error, Limits, Order, Outcome, Policy, Source,
+    Capabilities, Code, Delivery, Error, Limits, Order, Outcome, Policy, Source,
     queue::{Queue, QueueOptions},
     state::State,
 };
@@ -129,7 +129,7 @@ async fn a_close_leaves_although_it_cannot_give_back() {
     let store = MemoryStore::new();
     store.publish(&[event("a")]);
     let queue = Queue::new(store.clone(), options());
-    queue.open().await.expect("opens");
+    queue.open(&Capabilities::default()).await.expect("opens");
     assert_eq!(queue.next(Limits { events: 1, bytes: 1_000 }).await.expect("next").deliveries.len(), 1);
     store.fail_next(Verb::Settle, When::Before);
     queue.close().await.expect_err("it says that something went wrong");
@@ -235,8 +235,7 @@ async fn a_drain_waits_for_retries_and_ends() {
                 batch.iter().map(outcome).collect()
             }
         });
-        let relay =
-            Running::drain(&store, QueueOptions { order, ..options() }, &sink, Policy { order, ..policy() });
+        let relay = Running::drain(&store, QueueOptions { order, ..options() }, &sink, policy());
         let summary = relay.end().await.expect("ends by itself");
         assert_eq!((store.count(State::Done), summary.delivered, summary.retried), (30, 30, 10), "{order:?}");
         assert_eq!(store.relays(), 0);
@@ -257,8 +256,7 @@ async fn a_drain_ends_with_blocked_keys() {
             batch.iter().map(outcome).collect()
         });
         let options = QueueOptions { order, block_on_dead: true, ..options() };
-        let policy = Policy { order, block_on_dead: true, ..policy() };
-        Running::drain(&store, options, &sink, policy).end().await.expect("ends by itself");
+        Running::drain(&store, options, &sink, policy()).end().await.expect("ends by itself");
         let done = if order == Order::Key { 1 } else { 0 };
         assert_eq!((store.count(State::Unknown), store.count(State::Done)), (1, done), "{order:?}");
     }
@@ -276,12 +274,11 @@ async fn a_lost_lease_is_fenced_and_not_failed() {
     let door = Door::shut();
     let sink = first_call(&door, refused);
     let free = QueueOptions { order: Order::None, ..options() };
-    let relay =
-        Running::start(&store.connection(), free.clone(), &sink, Policy { order: Order::None, ..policy() });
+    let relay = Running::start(&store.connection(), free.clone(), &sink, policy());
     eventually(PATIENCE, "a delivery", async || !sink.arrived().is_empty()).await;
     store.expire_leases();
     let heir = Queue::new(store.connection(), free);
-    heir.open().await.expect("opens");
+    heir.open(&Capabilities::default()).await.expect("opens");
     let taken = heir.next(Limits { events: 10, bytes: 1 << 20 }).await.expect("next");
     assert_eq!(taken.deliveries.len(), 1);
     door.open();
@@ -302,7 +299,7 @@ async fn an_event_that_crashes_relays_is_dead_at_last() {
     let crashes = Policy::default().crashes_alone + airtight_core::queue::SUSPECT_AFTER;
     for _ in 0..crashes {
         let queue = Queue::new(store.clone(), short.clone());
-        queue.open().await.expect("opens");
+        queue.open(&Capabilities::default()).await.expect("opens");
         eventually(PATIENCE, "the event", async || {
             !queue.next(Limits { events: 10, bytes: 1 << 20 }).await.expect("next").is_empty()
         })

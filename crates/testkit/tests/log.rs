@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use airtight_core::{
-    Batch, Code, Delivery, Error, Limits, NewEvent, Order, Position, Settlement, Source, Verdict,
+    Batch, Capabilities, Code, Delivery, Error, Limits, NewEvent, Order, Position, Settlement, Source,
+    Verdict,
     group::Members,
     log::{Log, LogAdmin, LogOptions, LogStore, ParkedFilter, SeekOptions, SeekTo},
     source::Settled,
@@ -18,7 +19,10 @@ const ALL: Limits = Limits { events: 100, bytes: 1 << 20 };
 const C: &str = "c";
 
 fn options(partitions: u16, lease_ms: u64) -> LogOptions {
-    LogOptions { partitions, lease: Duration::from_millis(lease_ms), ..LogOptions::consumer(C) }
+    LogOptions::consumer(C).reading(|read| {
+        read.partitions = partitions;
+        read.lease = Duration::from_millis(lease_ms);
+    })
 }
 
 fn event(key: &str) -> NewEvent {
@@ -31,7 +35,7 @@ fn retry(after: Duration) -> Verdict {
 
 async fn open(store: &MemoryLogStore, options: LogOptions) -> Arc<Log<MemoryLogStore>> {
     let log = Arc::new(Log::new(store.clone(), options));
-    log.open().await.expect("opens");
+    log.open(&Capabilities::default()).await.expect("opens");
     log
 }
 
@@ -204,7 +208,14 @@ async fn offsets_are_settled_in_a_handlers_transaction() {
 #[tokio::test]
 async fn a_person_and_a_relay_do_not_get_in_each_others_way() {
     let store = MemoryLogStore::new();
-    let log = open(&store, LogOptions { order: Order::Total, block_on_dead: true, ..options(1, 100) }).await;
+    let log = open(
+        &store,
+        options(1, 100).reading(|read| {
+            read.order = Order::Total;
+            read.block_on_dead = true;
+        }),
+    )
+    .await;
     store.publish(&[event("a"), event("b"), event("c")]);
     let dead = Verdict::Dead { error: Error::permanent(Code::custom("hopeless"), "never") };
     for n in 0..3 {

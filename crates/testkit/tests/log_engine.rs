@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Backoff, Capabilities, Delivery, Event, NewEvent, Order, Outcome, Policy, Sink,
+    Backoff, Capabilities, Delivery, Event, NewEvent, Order, Outcome, Policy, ReadOptions, Sink,
     log::{Log, LogOptions, OnFailure},
 };
 use airtight_testkit::{
@@ -159,7 +159,10 @@ async fn ten_thousand_events_survive_a_faulty_sink_and_restarts() {
         store.publish(chunk);
     });
     let world = World::default();
-    let options = LogOptions { partitions: 4, lease: ms(400), ..LogOptions::consumer(C) };
+    let options = LogOptions::consumer(C).reading(|read| {
+        read.partitions = 4;
+        read.lease = ms(400);
+    });
     let start = |salt: u64| {
         let sink = wild(&world, salt);
         Running::of(Arc::new(Log::new(store.connection(), options.clone())), &sink, quick(), false)
@@ -205,16 +208,18 @@ impl Life {
         let mut random = Rng::with_seed(seed);
         let order = [Order::Key, Order::Key, Order::Key, Order::Total, Order::None][random.usize(0..5)];
         let options = LogOptions {
-            order,
-            partitions: [1, 3, 8][random.usize(0..3)],
-            lease: ms(150),
+            read: ReadOptions {
+                order,
+                partitions: [1, 3, 8][random.usize(0..3)],
+                lease: ms(150),
+                ..ReadOptions::default()
+            },
             max_parked: [5, 1_000][random.usize(0..2)],
             max_ahead: [10, 100_000][random.usize(0..2)],
             on_failure: if random.u32(0..6) == 0 { OnFailure::Halt } else { OnFailure::Park },
             ..LogOptions::consumer(C)
         };
         let policy = Policy {
-            order,
             batch_events: random.usize(1..30),
             in_flight_events: random.usize(1..80),
             grace: ms(random.u64(0..40)),
@@ -300,7 +305,7 @@ impl Life {
         for (_, relay) in self.relays {
             relay.stop().await.expect("a relay stops without an error");
         }
-        self.world.assert_order(self.options.order, self.seed);
+        self.world.assert_order(self.options.read.order, self.seed);
         assert_eq!(self.store.violations(), Vec::<String>::new(), "seed {}: {:?}", self.seed, self.options);
     }
 }

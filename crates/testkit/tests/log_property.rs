@@ -10,7 +10,7 @@ use std::{
 };
 
 use airtight_core::{
-    Code, Delivery, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
+    Capabilities, Code, Delivery, Error, Limits, NewEvent, Order, ReadOptions, Settlement, Source, Verdict,
     log::{Log, LogAdmin, LogOptions, OnFailure, SeekOptions, SeekTo},
 };
 use airtight_testkit::memory_log::{MemoryLogStore, MemoryLogTransaction, Verb, When};
@@ -46,11 +46,14 @@ impl Life {
     fn new(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let options = LogOptions {
-            order: [Order::Key, Order::Key, Order::Total, Order::None][random.usize(0..4)],
-            partitions: [1, 2, 5][random.usize(0..3)],
-            block_on_dead: random.u32(0..4) == 0,
+            read: ReadOptions {
+                order: [Order::Key, Order::Key, Order::Total, Order::None][random.usize(0..4)],
+                partitions: [1, 2, 5][random.usize(0..3)],
+                block_on_dead: random.u32(0..4) == 0,
+                lease: ms(80),
+                ..ReadOptions::default()
+            },
             on_failure: if random.u32(0..4) == 0 { OnFailure::Halt } else { OnFailure::Park },
-            lease: ms(80),
             max_parked: [3, 1_000][random.usize(0..2)],
             max_ahead: [8, 100_000][random.usize(0..2)],
             ..LogOptions::consumer(C)
@@ -70,7 +73,7 @@ impl Life {
     async fn start(&mut self) {
         let store = self.store.connection();
         let log = Arc::new(Log::new(store.clone(), self.options.clone()));
-        if log.open().await.is_ok() {
+        if log.open(&Capabilities::default()).await.is_ok() {
             self.relays.push(Relay { store, log, held: Vec::new() });
         }
     }
@@ -107,7 +110,7 @@ impl Life {
     /// when those of its key before it were delivered, and given back with them otherwise.
     async fn settle(&mut self, n: usize) {
         let mut held = std::mem::take(&mut self.relays[n].held);
-        if self.options.order == Order::None {
+        if self.options.read.order == Order::None {
             self.random.shuffle(&mut held);
         } else {
             held.sort_by_key(|delivery| delivery.event.seq);
@@ -116,7 +119,7 @@ impl Life {
         let mut broken = HashSet::new();
         let mut settlements = Vec::new();
         for (at, delivery) in held.into_iter().enumerate() {
-            let lane = match self.options.order {
+            let lane = match self.options.read.order {
                 Order::Total => String::new(),
                 Order::Key => delivery.event.aggregate_id.clone(),
                 Order::None => delivery.event.id.clone(),
@@ -130,7 +133,7 @@ impl Life {
                 Verdict::Delivered => {
                     self.delivered.insert(delivery.event.seq);
                 }
-                Verdict::Dead { .. } | Verdict::Unknown { .. } if !self.options.block_on_dead => {}
+                Verdict::Dead { .. } | Verdict::Unknown { .. } if !self.options.read.block_on_dead => {}
                 _ => {
                     broken.insert(lane);
                 }
@@ -229,7 +232,7 @@ impl Life {
             let batch = log.next(Limits { events: 7, bytes: 1 << 20 }).await.expect("next").deliveries;
             for delivery in &batch {
                 let (mut key, seq) = (delivery.event.aggregate_id.clone(), delivery.event.seq);
-                if self.options.order == Order::Total {
+                if self.options.read.order == Order::Total {
                     key.clear();
                 }
                 // Only first deliveries are in order, and what a person retries comes when it comes.
@@ -237,7 +240,7 @@ impl Life {
                     continue;
                 }
                 let before = last.insert(key.clone(), seq).unwrap_or(0);
-                let ordered = self.options.order != Order::None && seen.insert(seq);
+                let ordered = self.options.read.order != Order::None && seen.insert(seq);
                 assert!(
                     !ordered || before < seq,
                     "seed {}: {key}: {seq} after {before}: {:?}",
@@ -252,7 +255,8 @@ impl Life {
             self.check();
             let backlog = log.backlog().await.expect("backlog");
             // Behind so many parked events that wait for a person, nothing new is read either.
-            let full = self.options.block_on_dead && self.store.parked_of(C).len() >= self.options.max_parked;
+            let full =
+                self.options.read.block_on_dead && self.store.parked_of(C).len() >= self.options.max_parked;
             if batch.is_empty() && (full || backlog.unfinished <= backlog.blocked) && !retried {
                 retried = true;
                 let seqs = self.store.parked_of(C).iter().map(|parked| parked.seq).collect();

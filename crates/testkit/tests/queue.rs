@@ -6,7 +6,7 @@ use std::{
 };
 
 use airtight_core::{
-    Batch, Code, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
+    Batch, Capabilities, Code, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
     queue::{Queue, QueueOptions},
     state::State,
 };
@@ -29,7 +29,7 @@ fn event(key: &str) -> NewEvent {
 
 async fn open(store: &MemoryStore, options: QueueOptions) -> Arc<Queue<MemoryStore>> {
     let queue = Arc::new(Queue::new(store.clone(), options));
-    queue.open().await.expect("opens");
+    queue.open(&Capabilities::default()).await.expect("opens");
     queue
 }
 
@@ -262,8 +262,8 @@ async fn opening_can_be_repeated() {
             store.publish(&[event("a")]);
             let queue = Queue::new(store.clone(), options(Order::Key, 30_000));
             store.fail_next(verb, when);
-            assert!(queue.open().await.is_err(), "{verb:?} {when:?}");
-            queue.open().await.expect("the second time");
+            assert!(queue.open(&Capabilities::default()).await.is_err(), "{verb:?} {when:?}");
+            queue.open(&Capabilities::default()).await.expect("the second time");
             assert_eq!(some(&queue).await.deliveries.len(), 1);
             assert_eq!(store.relays(), 1, "{verb:?} {when:?}: one relay");
         }

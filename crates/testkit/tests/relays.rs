@@ -3,8 +3,8 @@
 mod kit;
 
 use airtight_core::{
-    Backlog, Batch, Code, Error, Limits, OnEnd, Relay, Relays, Result, RunningRelays, Settlement, Source,
-    queue::Queue, relays::Ended, sinks, source::Settled, state::State,
+    Backlog, Batch, Code, Error, Limits, OnEnd, Relay, Relays, Result, Rules, RunningRelays, Settlement,
+    Source, queue::Queue, relays::Ended, sinks, source::Settled, state::State,
 };
 use airtight_testkit::{memory_queue::MemoryStore, wait::eventually};
 use async_trait::async_trait;
@@ -19,6 +19,10 @@ enum Broken {
 
 #[async_trait]
 impl Source for Broken {
+    fn rules(&self) -> Rules {
+        Rules::default()
+    }
+
     async fn next(&self, _limits: Limits) -> Result<Batch> {
         match self {
             Self::Fails => Err(Error::permanent(Code::custom("gone"), "the slot is gone")),

@@ -38,7 +38,7 @@ use self::{
 use crate::errors::{Failure, Outcome};
 
 pub(crate) use self::{
-    pipeline::{Common, Pipeline, ReadWord, Reading, check_slot, read_source, set_batch},
+    pipeline::{Pipeline, ReadWord, Reading, check_slot, read_source, set_batch, unnamed_cdc},
     retention::{Retention, Said, parse as parse_keep},
     validate::check_overlap,
 };

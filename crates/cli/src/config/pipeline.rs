@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight::{
-    Backoff, Order, Policy,
+    Backoff, Order, Policy, ReadOptions,
     log::{LogOptions, OnFailure, Start},
     postgres::{CdcOptions, Snapshot},
     queue::QueueOptions,
@@ -58,16 +58,6 @@ pub(crate) struct Pipeline {
     pub(crate) sink: SinkTarget,
 }
 
-impl Pipeline {
-    pub(crate) fn new(name: String, read: Reading, mut policy: Policy, sink: SinkTarget) -> Self {
-        // Going on with the key of an event that is to be delivered again after the halt would turn the two round.
-        if read.log_options().is_some_and(|log| log.on_failure == OnFailure::Halt) {
-            policy.block_on_dead = true;
-        }
-        Self { name, read, policy, sink }
-    }
-}
-
 /// How the outbox is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reading {
@@ -80,20 +70,12 @@ pub(crate) enum Reading {
 }
 
 impl Reading {
-    /// Only these; empty for all.
-    pub(crate) fn streams(&self) -> &[String] {
+    /// What all ways to read have in common.
+    pub(crate) fn options(&self) -> &ReadOptions {
         match self {
-            Self::Queue(queue) => &queue.streams,
-            Self::Log(log) => &log.streams,
-            Self::Cdc(cdc) => &cdc.log.streams,
-        }
-    }
-
-    pub(crate) fn order(&self) -> Order {
-        match self {
-            Self::Queue(queue) => queue.order,
-            Self::Log(log) => log.order,
-            Self::Cdc(cdc) => cdc.log.order,
+            Self::Queue(queue) => queue,
+            Self::Log(log) => &log.read,
+            Self::Cdc(cdc) => &cdc.log.read,
         }
     }
 
@@ -113,59 +95,13 @@ impl Reading {
             Self::Cdc(_) => "cdc",
         }
     }
-
-    fn log_options(&self) -> Option<&LogOptions> {
-        match self {
-            Self::Queue(_) => None,
-            Self::Log(log) => Some(log),
-            Self::Cdc(cdc) => Some(&cdc.log),
-        }
-    }
 }
 
-/// What all ways to read have in common; none where each has a default of its own.
-#[derive(Debug, Default)]
-pub(crate) struct Common {
-    pub(crate) streams: Vec<String>,
-    pub(crate) order: Order,
-    pub(crate) block_on_dead: bool,
-    pub(crate) lease: Option<Duration>,
-    pub(crate) partitions: Option<u16>,
-    pub(crate) max_payload: Option<usize>,
-}
-
-impl Common {
-    pub(crate) fn queue(self) -> QueueOptions {
-        let default = QueueOptions::default();
-        QueueOptions {
-            streams: self.streams,
-            order: self.order,
-            block_on_dead: self.block_on_dead,
-            lease: self.lease.unwrap_or(default.lease),
-            partitions: self.partitions.unwrap_or(default.partitions),
-            max_payload: self.max_payload.unwrap_or(default.max_payload),
-        }
-    }
-
-    pub(crate) fn log(self, consumer: String) -> LogOptions {
-        let default = LogOptions::consumer(consumer);
-        LogOptions {
-            streams: self.streams,
-            order: self.order,
-            block_on_dead: self.block_on_dead,
-            lease: self.lease.unwrap_or(default.lease),
-            partitions: self.partitions.unwrap_or(default.partitions),
-            max_payload: self.max_payload.unwrap_or(default.max_payload),
-            ..default
-        }
-    }
-
-    pub(crate) fn cdc(self) -> CdcOptions {
-        // Named, if not by the config, when the database's name is known.
-        let default = CdcOptions::slot("");
-        let log = LogOptions { group: default.log.group, ..self.log(String::new()) };
-        CdcOptions { log, ..default }
-    }
+/// For a slot and a publication that get their names when the database's is known, if the config has none.
+pub(crate) fn unnamed_cdc(options: ReadOptions) -> CdcOptions {
+    let mut cdc = CdcOptions::slot("");
+    cdc.log.read = options;
+    cdc
 }
 
 pub(super) fn read_all(
@@ -196,31 +132,33 @@ fn read_pipeline(name: String, value: &Value<'_>, default: ReadWord) -> Result<P
         Some(value) => read_source(&value.text()?).map_err(|message| value.error(message))?,
         None => default,
     };
-    let mut common = Common::default();
+    let mut options = read.defaults();
     let mut policy = Policy::default();
 
     if let Some(value) = section.get("streams") {
-        common.streams = value.list()?.iter().map(Value::name).collect::<Result<_>>()?;
-        if common.streams.is_empty() {
+        options.streams = value.list()?.iter().map(Value::name).collect::<Result<_>>()?;
+        if options.streams.is_empty() {
             return Err(value.error("is empty; leave the key out to read all streams"));
         }
     }
     if let Some(value) = section.get("order") {
         let words = [("key", Order::Key), ("none", Order::None), ("total", Order::Total)];
-        common.order = value.word(&words)?;
-        policy.order = common.order;
+        options.order = value.word(&words)?;
     }
     if let Some(value) = section.get("on_dead") {
-        common.block_on_dead = value.word(&[("continue", false), ("block", true)])?;
-        policy.block_on_dead = common.block_on_dead;
+        options.block_on_dead = value.word(&[("continue", false), ("block", true)])?;
     }
     if let Some(value) = section.get("lease") {
         let lease = value.duration()?;
         check_lease(lease).map_err(|message| value.error(message))?;
-        common.lease = Some(lease);
+        options.lease = lease;
     }
-    common.partitions = section.number("partitions", 1)?;
-    common.max_payload = section.get("max_payload").map(|value| value.size()).transpose()?;
+    if let Some(partitions) = section.number("partitions", 1)? {
+        options.partitions = partitions;
+    }
+    if let Some(value) = section.get("max_payload") {
+        options.max_payload = value.size()?;
+    }
     if let Some(batch) = section.number("batch", 1)? {
         set_batch(&mut policy, batch);
     }
@@ -259,29 +197,31 @@ fn read_pipeline(name: String, value: &Value<'_>, default: ReadWord) -> Result<P
             misplaced(&LOG_KEYS, "`read = \"log\"`")?;
             misplaced(&CDC_KEYS, "`read = \"cdc\"`")?;
             misplaced(&FOLLOW_KEYS, "`read = \"log\"` and `read = \"cdc\"`")?;
-            Reading::Queue(common.queue())
+            Reading::Queue(options)
         }
         ReadWord::Log => {
             misplaced(&CDC_KEYS, "`read = \"cdc\"`")?;
-            Reading::Log(read_log(&section, common, &name)?)
+            Reading::Log(read_log(&section, options, &name)?)
         }
         ReadWord::Cdc => {
             misplaced(&LOG_KEYS, "`read = \"log\"`")?;
             misplaced(&["partitions"], "`read = \"queue\"` and `read = \"log\"`")?;
-            Reading::Cdc(Box::new(read_cdc(&section, common)?))
+            Reading::Cdc(Box::new(read_cdc(&section, options)?))
         }
     };
-    Ok(Pipeline::new(name, read, policy, sink))
+    Ok(Pipeline { name, read, policy, sink })
 }
 
-fn read_log(section: &Section<'_>, common: Common, name: &str) -> Result<LogOptions> {
-    if let (Some(partitions), Some(value)) = (common.partitions, section.get("partitions"))
+fn read_log(section: &Section<'_>, options: ReadOptions, name: &str) -> Result<LogOptions> {
+    let partitions = options.partitions;
+    if let Some(value) = section.get("partitions")
         && partitions > MAX_PARTITIONS
     {
         return Err(value.error(format!("a consumer has at most {MAX_PARTITIONS}, found {partitions}")));
     }
     let consumer = section.get("consumer").map(|value| value.name()).transpose()?;
-    let mut log = common.log(consumer.unwrap_or_else(|| name.to_owned()));
+    let consumer = consumer.unwrap_or_else(|| name.to_owned());
+    let mut log = LogOptions { read: options, ..LogOptions::consumer(consumer) };
     if let Some(value) = section.get("start") {
         log.start = value.word(&[("earliest", Start::Earliest), ("latest", Start::Latest)])?;
     }
@@ -302,8 +242,8 @@ fn read_follow(section: &Section<'_>, log: &mut LogOptions) -> Result<()> {
     Ok(())
 }
 
-fn read_cdc(section: &Section<'_>, common: Common) -> Result<CdcOptions> {
-    let mut cdc = common.cdc();
+fn read_cdc(section: &Section<'_>, options: ReadOptions) -> Result<CdcOptions> {
+    let mut cdc = unnamed_cdc(options);
     read_follow(section, &mut cdc.log)?;
     if let Some(value) = section.get("slot") {
         cdc.log.consumer = value.name()?;
@@ -375,6 +315,14 @@ pub(crate) enum ReadWord {
 }
 
 impl ReadWord {
+    /// What is read so without being told otherwise.
+    pub(crate) fn defaults(self) -> ReadOptions {
+        match self {
+            Self::Queue => QueueOptions::default(),
+            Self::Log | Self::Cdc => LogOptions::consumer("").read,
+        }
+    }
+
     fn shown(self) -> &'static str {
         match self {
             Self::Queue => "a queue",

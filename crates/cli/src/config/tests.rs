@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use airtight::{
-    Order, Policy,
+    Order, Policy, Rules,
     inbox::DedupeKey,
     kafka::KafkaConfig,
     log::{LogOptions, OnFailure, Start},
@@ -76,8 +76,7 @@ fn a_full_config() {
     assert_eq!((config.retention.done, config.retention.log), (days(30), days(30)));
     let orders = &config.pipelines[0];
     assert_eq!(orders.name, "orders");
-    assert_eq!((queue(orders).order, orders.policy.order), (Order::Total, Order::Total));
-    assert!(queue(orders).block_on_dead && orders.policy.block_on_dead);
+    assert_eq!(queue(orders).rules(), Rules { order: Order::Total, block_on_dead: true });
     assert_eq!((orders.policy.batch_events, orders.policy.max_attempts), (77, 3));
     assert_eq!(orders.policy.in_flight_bytes, 8 << 20);
     assert_eq!(orders.policy.backoff.cap, Duration::from_secs(600));
@@ -168,9 +167,13 @@ fn logs() {
     let [billing, mail] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
     assert_eq!(*log(billing), LogOptions::consumer("billing"), "named and read after what is there");
     let mail = log(mail);
-    assert_eq!((mail.consumer.as_str(), mail.partitions, mail.start), ("mailer", 8, Start::Latest));
+    assert_eq!((mail.consumer.as_str(), mail.read.partitions, mail.start), ("mailer", 8, Start::Latest));
     assert_eq!((mail.on_failure, mail.max_parked, mail.max_ahead), (OnFailure::Halt, 50, 1_000));
-    assert!(mail.block_on_dead && mail.lease == Duration::from_secs(5) && mail.streams == ["shop.orders"]);
+    assert!(
+        mail.read.block_on_dead
+            && mail.read.lease == Duration::from_secs(5)
+            && mail.read.streams == ["shop.orders"]
+    );
     let kept = config.retention;
     assert_eq!((kept.log, kept.inbox, kept.log_waits_for_consumers), (None, days(7), false));
 }

@@ -21,8 +21,8 @@ pub(crate) fn check_overlap(one: &Pipeline, other: &Pipeline) -> Result<(), Stri
                 one.name, other.name, a.log.consumer
             ))
         }
-        (Reading::Queue(a), Reading::Cdc(b)) => check_streams(one, &a.streams, other, &b.log.streams),
-        (Reading::Cdc(a), Reading::Queue(b)) => check_streams(one, &a.log.streams, other, &b.streams),
+        (Reading::Queue(a), Reading::Cdc(b)) => check_streams(one, &a.streams, other, &b.log.read.streams),
+        (Reading::Cdc(a), Reading::Queue(b)) => check_streams(one, &a.log.read.streams, other, &b.streams),
         _ => Ok(()),
     }
 }

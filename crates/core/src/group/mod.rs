@@ -2,10 +2,13 @@
 //!
 //! A group is made of relays that read the same thing the same way: a queue's streams with one order, or a log
 //! as one consumer. Each has a lease, renewed by a heartbeat; partitions are taken and given until every relay
-//! has its fair share. [`Members`] is what a database must do for that, `Group` is what one relay knows, and
-//! `balance` is the arithmetic.
+//! has its fair share. [`Members`] is what a database must do for that, `Group` is what one relay knows, `driver` renews
+//! and moves partitions for queues and logs alike, and `balance` is the arithmetic.
 
 mod balance;
+pub(crate) mod driver;
+mod name;
+mod partition;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,15 +16,18 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    Class, Code, Error, Order, Ownership, Result,
+    Code, Error, Order, Ownership, Result,
     queue::{RowClaim, RowKey},
 };
 
-pub(crate) use self::balance::plan;
+use self::balance::plan;
+pub use self::{
+    name::{GroupKind, GroupName},
+    partition::{hash_of, partition_of},
+};
 
 /// The verbs of a group in a database. Each is one short transaction, and safe to repeat.
 #[async_trait]
@@ -56,9 +62,9 @@ pub struct Member {
     pub id: Uuid,
     /// Where it runs, for people.
     pub host: String,
-    /// Which relays share partitions: those with the same order, streams and policy for dead events; or the
-    /// consumer, after [`LOG_GROUP`].
-    pub group: String,
+    /// Which relays share partitions: those of a queue with the same order, streams and rule for dead events; those of
+    /// one consumer; those of one slot.
+    pub group: GroupName,
     /// The streams it reads; empty for all.
     pub streams: Vec<String>,
     /// The order it keeps.
@@ -71,22 +77,23 @@ pub struct Member {
     pub partitions: u16,
 }
 
-/// What the groups of a log's consumers begin with; the consumer's name follows.
-pub const LOG_GROUP: &str = "log:";
-
-/// The same for those that follow an outbox through the WAL; the slot's name follows.
-pub const CDC_GROUP: &str = "cdc:";
-
 impl Member {
+    /// Whether events of a key wait for one another.
+    pub fn by_key(&self) -> bool {
+        self.order == Order::Key
+    }
+
     /// The consumer that this relay works for; empty for a queue's relay.
     pub fn consumer(&self) -> &str {
-        let name = self.group.strip_prefix(LOG_GROUP).or_else(|| self.group.strip_prefix(CDC_GROUP));
-        name.unwrap_or_default()
+        match self.group.kind() {
+            GroupKind::Queue => "",
+            GroupKind::Log | GroupKind::Cdc => self.group.name(),
+        }
     }
 
     /// Whether this relay is a log's consumer, which shares its streams with everyone.
     pub fn is_consumer(&self) -> bool {
-        self.group.starts_with(LOG_GROUP)
+        self.group.kind() == GroupKind::Log
     }
 }
 
@@ -240,39 +247,6 @@ impl Group {
     }
 }
 
-/// Ticks until stopped. An error that will not pass ends it and is returned: trying on would keep the relay on
-/// the list without its ever delivering.
-pub(crate) async fn keep_alive<F>(
-    stop: &CancellationToken,
-    lease: Duration,
-    tick: impl Fn() -> F,
-) -> Option<Error>
-where
-    F: Future<Output = Result<()>>,
-{
-    let mut failing = false;
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return None,
-            () = tokio::time::sleep(beat(lease)) => {}
-        }
-        match tick().await {
-            Ok(()) => failing = false,
-            Err(error) if error.class() == Class::Permanent => return Some(error),
-            Err(error) if !failing => {
-                failing = true;
-                tracing::warn!(%error, "cannot renew leases; trying on");
-            }
-            Err(error) => tracing::debug!(%error, "still cannot renew leases"),
-        }
-    }
-}
-
-/// How often leases are renewed and peers looked at.
-fn beat(lease: Duration) -> Duration {
-    (lease / 4).clamp(Duration::from_millis(20), Duration::from_secs(2))
-}
-
 /// Where this process runs, for people.
 pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname")
@@ -298,7 +272,7 @@ mod tests {
         let member = Member {
             id: me,
             host: "here".into(),
-            group: "g".into(),
+            group: GroupName::new(GroupKind::Queue, "g"),
             streams: Vec::new(),
             order: Order::Key,
             block_on_dead: false,

@@ -23,8 +23,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::Notify;
-use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 pub use self::{
@@ -33,8 +31,8 @@ pub use self::{
         Retention, Seek, SeekOptions, SeekTo, check_offset, open_publishers, unknown_consumer,
     },
     store::{
-        Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest, Replay, Standing,
-        Start, Watch, behind_retention,
+        Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest, Replay, Revision,
+        Standing, Start, Watch, behind_retention,
     },
 };
 use self::{
@@ -42,9 +40,12 @@ use self::{
     track::{Asked, Track},
 };
 use crate::{
-    Backlog, Batch, Code, Error, Limits, Order, Position, Result, Settlement, Source, Verdict,
-    event::MAX_PAYLOAD_BYTES,
-    group::{self, LOG_GROUP, Member},
+    Backlog, Batch, Capabilities, Code, Error, Limits, Order, Position, ReadOptions, Result, Rules,
+    Settlement, Source, Verdict,
+    group::{
+        self, Group, GroupKind, GroupName, Member, Members, Pulse,
+        driver::{self, Heartbeat, Membered, Membership},
+    },
     source::Settled,
 };
 
@@ -62,24 +63,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub struct LogOptions {
     /// The consumer's name: who has it goes on where it was left.
     pub consumer: String,
-    /// What the group's name begins with: [`LOG_GROUP`], or [`crate::group::CDC_GROUP`] for one that follows the WAL.
-    pub group: &'static str,
+    /// What it has in common with other ways to read. Its partitions are the most instances that can work side by side.
+    pub read: ReadOptions,
     /// Where a new consumer begins.
     pub start: Start,
-    /// Only these streams; empty for all.
-    pub streams: Vec<String>,
-    /// Which order is kept.
-    pub order: Order,
-    /// Whether a key stays blocked behind a dead event.
-    pub block_on_dead: bool,
     /// What becomes of an event that fails.
     pub on_failure: OnFailure,
-    /// How many key partitions the consumer has: the most instances that can work side by side.
-    pub partitions: u16,
-    /// How long an instance may be gone before others have taken its partitions over.
-    pub lease: Duration,
-    /// Payloads larger than this are rejected, unread.
-    pub max_payload: usize,
     /// With so many parked events waiting, nothing new is read until some are delivered.
     pub max_parked: usize,
     /// How far to read ahead of an event that is not settled; a crash repeats at most so many.
@@ -91,34 +80,43 @@ impl LogOptions {
     pub fn consumer(name: impl Into<String>) -> Self {
         Self {
             consumer: name.into(),
-            group: LOG_GROUP,
+            read: ReadOptions { partitions: 1, ..ReadOptions::default() },
             start: Start::Earliest,
-            streams: Vec::new(),
-            order: Order::Key,
-            block_on_dead: false,
             on_failure: OnFailure::Park,
-            partitions: 1,
-            lease: Duration::from_secs(30),
-            max_payload: MAX_PAYLOAD_BYTES,
             max_parked: 10_000,
             max_ahead: 100_000,
         }
     }
 
-    fn member(&self) -> Member {
-        let mut streams = self.streams.clone();
-        streams.sort();
-        streams.dedup();
+    /// The same with a change to what it has in common with other ways to read:
+    /// `LogOptions::consumer("mail").reading(|read| read.partitions = 4)`.
+    #[must_use]
+    pub fn reading(mut self, change: impl FnOnce(&mut ReadOptions)) -> Self {
+        change(&mut self.read);
+        self
+    }
+
+    /// The rules that these options set. A consumer that halts blocks the key of the event that halted it, whatever
+    /// `block_on_dead` says: that event is delivered again after the halt, and what is behind it must come later.
+    pub fn rules(&self) -> Rules {
+        let rules = self.read.rules();
+        Rules { block_on_dead: rules.block_on_dead || self.on_failure == OnFailure::Halt, ..rules }
+    }
+
+    fn member(&self, kind: GroupKind) -> Member {
+        let ReadOptions { order, block_on_dead, lease, partitions, .. } = self.read;
         Member {
             id: Uuid::new_v4(),
             host: group::host_name(),
-            group: format!("{}{}", self.group, self.consumer),
-            streams,
-            order: self.order,
-            block_on_dead: self.block_on_dead,
+            group: GroupName::new(kind, &self.consumer),
+            streams: self.read.distinct_streams(),
+            order,
+            // As it was set, and not as `rules` has it: a consumer that halts makes no event dead. What is dead was
+            // parked before it was told to halt, and blocks its key only if that was asked for.
+            block_on_dead,
             // Found out by the others with their next heartbeat: within the lease all the same.
-            lease: self.lease.mul_f64(2.0 / 3.0),
-            partitions: if self.order == Order::Total { 1 } else { self.partitions.max(1) },
+            lease: lease.mul_f64(2.0 / 3.0),
+            partitions: if order == Order::Total { 1 } else { partitions.max(1) },
         }
     }
 
@@ -157,20 +155,15 @@ impl<S> Clone for Log<S> {
 
 struct Inner<S> {
     shared: Arc<Shared<S>>,
-    /// Ends the background task when the last clone is dropped without `close`.
-    _stop: DropGuard,
-    task: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    /// Ends when the last clone is dropped without `close`.
+    heartbeat: Heartbeat,
 }
 
 struct Shared<S> {
     store: S,
     options: LogOptions,
     track: Mutex<Track>,
-    stop: CancellationToken,
-    /// Something changed that `next` may have been waiting for.
-    changed: Notify,
-    /// One at a time renews or joins.
-    membership: tokio::sync::Mutex<()>,
+    membership: Membership,
     /// One at a time changes offsets and parked events.
     settling: tokio::sync::Mutex<()>,
 }
@@ -178,18 +171,14 @@ struct Shared<S> {
 impl<S: LogStore> Log<S> {
     /// A log over `store`. Nothing happens before [`Source::open`].
     pub fn new(store: S, options: LogOptions) -> Self {
-        let stop = CancellationToken::new();
         let shared = Shared {
+            track: Mutex::new(Track::new(options.member(store.kind()))),
             store,
-            track: Mutex::new(Track::new(options.member())),
             options,
-            stop: stop.clone(),
-            changed: Notify::new(),
-            membership: tokio::sync::Mutex::default(),
+            membership: Membership::default(),
             settling: tokio::sync::Mutex::default(),
         };
-        let inner = Inner { shared: Arc::new(shared), _stop: stop.drop_guard(), task: Mutex::new(None) };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(Inner { shared: Arc::new(shared), heartbeat: Heartbeat::default() }) }
     }
 
     /// The store.
@@ -250,26 +239,28 @@ impl<S: LogStore> Committing<'_, S> {
     /// The transaction has committed.
     pub fn done(self) {
         self.shared.track().apply(self.plan, &[], true);
-        self.shared.changed.notify_one();
+        self.shared.membership.changed.notify_one();
     }
 }
 
 #[async_trait]
 impl<S: LogStore> Source for Log<S> {
-    async fn open(&self) -> Result<()> {
+    fn rules(&self) -> Rules {
+        self.inner.shared.options.rules()
+    }
+
+    async fn open(&self, sink: &Capabilities) -> Result<()> {
         let shared = &self.inner.shared;
         shared.options.check()?;
-        shared.store.open().await?;
+        shared.store.open(sink).await?;
         let member = shared.track().group.member.clone();
         shared.store.attach(&member, shared.options.start).await?;
-        shared.join().await?;
+        driver::join(&**shared).await?;
         // Once more, now that others see this one: of two that begin at the same time and read otherwise, each
         // may have found nobody before.
         shared.store.attach(&member, Start::Earliest).await?;
-        shared.tick().await?;
-        let beating = shared.clone();
-        let task = tokio::spawn(async move { beating.keep_alive().await });
-        *self.inner.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        driver::tick(&**shared).await?;
+        self.inner.heartbeat.start(shared.options.read.lease, shared.clone());
         Ok(())
     }
 
@@ -287,7 +278,7 @@ impl<S: LogStore> Source for Log<S> {
         let wait = shared.track().wait(at_most);
         tokio::select! {
             () = shared.store.wait(wait) => {}
-            () = shared.changed.notified() => {}
+            () = shared.membership.changed.notified() => {}
         }
     }
 
@@ -306,20 +297,16 @@ impl<S: LogStore> Source for Log<S> {
         }
         shared.settle(&[], true).await?;
         let member = shared.track().group.member.clone();
-        shared.store.backlog(&member, shared.options.block_on_dead).await
+        shared.store.backlog(&member).await
     }
 
     async fn close(&self) -> Result<()> {
         let shared = &self.inner.shared;
-        shared.stop.cancel();
-        let task = self.inner.task.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(task) = task {
-            // A panic in it has been reported already; leaving is still right.
-            let _ = task.await;
-        }
+        self.inner.heartbeat.stop().await;
         let settled = shared.settle(&[], true).await.map(|_| ());
         let member = shared.track().group.member.clone();
-        shared.store.leave(&member).await.and(settled)
+        let ready = shared.store.before_leaving(&member).await;
+        shared.store.members().leave(&member).await.and(ready).and(settled)
     }
 }
 
@@ -329,7 +316,7 @@ impl<S: LogStore> Shared<S> {
     }
 
     fn by_key(&self) -> bool {
-        self.options.order == Order::Key
+        self.options.read.order == Order::Key
     }
 
     fn plan_committed(&self, positions: &[Position]) -> Plan {
@@ -344,7 +331,7 @@ impl<S: LogStore> Shared<S> {
         loop {
             let (asked, waiting) = {
                 let mut track = self.track();
-                if let Some(error) = track.failed.clone().or_else(|| track.halted()) {
+                if let Some(error) = self.membership.failure().or_else(|| track.halted()) {
                     return Err(error);
                 }
                 if track.halted_until.is_some_and(|until| until <= Instant::now()) {
@@ -361,7 +348,7 @@ impl<S: LogStore> Shared<S> {
             if !batch.is_empty() {
                 return Ok(batch);
             }
-            if self.options.order == Order::Total && waiting > 0 {
+            if self.options.read.order == Order::Total && waiting > 0 {
                 return Ok(Batch::empty());
             }
             let released = self.track().released(limits.events);
@@ -421,9 +408,7 @@ impl<S: LogStore> Shared<S> {
             after: asked.after,
             events: limits.events.max(1),
             bytes: limits.bytes.max(1),
-            max_payload: self.options.max_payload,
-            block_on_dead: self.options.block_on_dead,
-            by_key: self.by_key(),
+            max_payload: self.options.read.max_payload,
         }
     }
 
@@ -451,121 +436,102 @@ impl<S: LogStore> Shared<S> {
             );
         }
         let settled = self.track().apply(plan, &refused, false);
-        self.changed.notify_one();
+        self.membership.changed.notify_one();
         Ok(settled)
-    }
-
-    async fn join(&self) -> Result<()> {
-        let member = self.track().group.member.clone();
-        let since = Instant::now();
-        self.store.join(&member).await?;
-        self.track().group.joined(since);
-        Ok(())
-    }
-
-    /// Comes back under a new name after an eviction, with `membership` locked.
-    async fn rejoin(&self, evicted: u64) -> Result<()> {
-        {
-            let mut track = self.track();
-            if track.group.generation != evicted {
-                return Ok(());
-            }
-            track.group.reborn(self.options.member());
-            track.keep_owned();
-        }
-        let member = self.track().group.member.clone();
-        // One that was removed meanwhile is not made again.
-        self.store.watch(&member).await?;
-        // Others may have come meanwhile that read otherwise: what this one leaves out, they would take for done.
-        self.store.attach(&member, Start::Earliest).await?;
-        self.join().await?;
-        self.beat_once().await
-    }
-
-    async fn keep_alive(&self) {
-        let error = group::keep_alive(&self.stop, self.options.lease, || self.tick()).await;
-        if error.is_some() {
-            // The next fetch tells.
-            self.track().failed = error;
-            self.changed.notify_one();
-        }
-    }
-
-    async fn tick(&self) -> Result<()> {
-        let _alone = self.membership.lock().await;
-        self.beat_once().await
-    }
-
-    /// One heartbeat: renew, move one step towards the fair share of partitions, hear what operators have said,
-    /// and move the offsets of idle partitions on.
-    async fn beat_once(&self) -> Result<()> {
-        let (member, generation) = {
-            let track = self.track();
-            (track.group.member.clone(), track.group.generation)
-        };
-        let since = Instant::now();
-        let pulse = self.store.heartbeat(&member, &[]).await?;
-        if !pulse.alive {
-            return Box::pin(self.rejoin(generation)).await;
-        }
-        {
-            let mut track = self.track();
-            if track.group.renewed(&pulse, since) {
-                self.changed.notify_one();
-            }
-            track.keep_owned();
-        }
-        let plan = group::plan(member.id, &pulse.members, &pulse.owners, member.partitions);
-        let givable = {
-            let mut track = self.track();
-            let busy = track.busy();
-            track.group.start_giving(&plan.give, &busy)
-        };
-        self.settle(&[], true).await?;
-        if !givable.is_empty() {
-            self.store.give(&member, &givable).await?;
-            let mut track = self.track();
-            track.group.gave(&givable);
-            track.keep_owned();
-        }
-        if !plan.take.is_empty() {
-            let taken = self.store.take(&member, &plan.take).await?;
-            self.track().group.owned.extend(taken);
-        }
-        let watch = self.store.watch(&member).await?;
-        self.take_up(&member, watch).await?;
-        let known = self.track().known();
-        if self.by_key() && self.track().waiting() > 0 {
-            let freed = self.store.unhold(&member, &known, self.options.block_on_dead).await?;
-            if freed > 0 {
-                self.track().look_at = None;
-                self.changed.notify_one();
-            }
-        }
-        Ok(())
     }
 
     /// Learns where partitions stand that are new to us, and which keys wait where a person has changed that.
     async fn take_up(&self, member: &Member, watch: Watch) -> Result<()> {
         // Neither an offset nor a parked event may change meanwhile.
         let _one = self.settling.lock().await;
+        let revision = match watch.revision {
+            Revision::At(revision) => Some(revision),
+            Revision::Moved => None,
+        };
         let known = {
             let mut track = self.track();
             track.paused = watch.paused;
-            if track.revision == watch.revision { Vec::new() } else { track.known() }
+            let is_same = revision.is_some() && track.revision == revision;
+            if is_same { Vec::new() } else { track.known() }
         };
         if !known.is_empty() {
             let standings = self.store.positions(member, &known).await?;
             self.track().recount(standings);
-            self.changed.notify_one();
+            self.membership.changed.notify_one();
         }
         // Not before that: if it failed, it is still to be done.
-        self.track().revision = watch.revision;
+        self.track().revision = revision;
         let unknown = self.track().unknown();
         if !unknown.is_empty() {
             let standings = self.store.positions(member, &unknown).await?;
             self.track().adopt(standings);
-            self.changed.notify_one();
+            self.membership.changed.notify_one();
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl<S: LogStore> Membered for Shared<S> {
+    fn members(&self) -> &dyn Members {
+        self.store.members()
+    }
+
+    fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    fn group<T>(&self, act: impl FnOnce(&mut Group) -> T) -> T {
+        let mut track = self.track();
+        let answer = act(&mut track.group);
+        track.keep_owned();
+        answer
+    }
+
+    fn new_member(&self) -> Member {
+        self.options.member(self.store.kind())
+    }
+
+    async fn before_joining_again(&self, member: &Member) -> Result<()> {
+        // One that was removed meanwhile is not made again.
+        self.store.watch(member).await?;
+        // Others may have come meanwhile that read otherwise: what this one leaves out, they would take for done.
+        self.store.attach(member, Start::Earliest).await
+    }
+
+    async fn heartbeat(&self, member: &Member) -> Result<(Pulse, Instant)> {
+        let sent = Instant::now();
+        let pulse = self.store.members().heartbeat(member, &[]).await?;
+        self.store.renewed(member, &pulse);
+        Ok((pulse, sent))
+    }
+
+    async fn before_giving(&self, member: &Member) -> Result<()> {
+        self.store.before_giving(member).await
+    }
+
+    fn start_giving(&self, give: &[u16]) -> Vec<u16> {
+        let mut track = self.track();
+        let busy = track.busy();
+        track.group.start_giving(give, &busy)
+    }
+
+    /// Moves the offsets of idle partitions on.
+    async fn before_moving(&self) -> Result<()> {
+        self.settle(&[], true).await.map(|_| ())
+    }
+
+    /// Hears what operators have said, takes up partitions that are new, and frees what waits behind nothing any more.
+    async fn after_moving(&self, member: &Member) -> Result<()> {
+        let watch = self.store.watch(member).await?;
+        self.take_up(member, watch).await?;
+        let (known, waiting) = {
+            let track = self.track();
+            (track.known(), track.waiting())
+        };
+        if self.by_key() && waiting > 0 && self.store.unhold(member, &known).await? > 0 {
+            self.track().look_at = None;
+            self.membership.changed.notify_one();
         }
         Ok(())
     }

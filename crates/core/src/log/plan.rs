@@ -67,7 +67,7 @@ impl Plan {
             self.halts.push((row.seq, halt(row, attempts, &failure, options)));
             return Step::Back(position);
         }
-        let waits = matches!(failure, Fate::Retry { .. }) || options.block_on_dead;
+        let waits = matches!(failure, Fate::Retry { .. }) || options.read.block_on_dead;
         self.park(row, attempts, failure);
         Step::Parked(position, waits)
     }
@@ -101,7 +101,7 @@ impl Plan {
 
 /// A parked event was given up on.
 fn ended(position: Position, options: &LogOptions) -> Step {
-    if options.block_on_dead { Step::Stays(position) } else { Step::Freed(position) }
+    if options.read.block_on_dead { Step::Stays(position) } else { Step::Freed(position) }
 }
 
 /// The attempts of an event after this verdict. One whose destination is away has its last one back.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::{
-    Backlog, Code, Error, Event, Result,
-    group::{Member, Members},
+    Backlog, Capabilities, Code, Error, Event, Result,
+    group::{GroupKind, Member, Members, Pulse},
     queue::BadRow,
 };
 
@@ -18,9 +18,32 @@ use crate::{
 /// Each is one short transaction, and safe to repeat. None stays open across a call to a sink. The member's
 /// group names the consumer: [`Member::consumer`].
 #[async_trait]
-pub trait LogStore: Members {
-    /// Connects, and refuses a table that cannot be followed, with the statement that mends it.
-    async fn open(&self) -> Result<()>;
+pub trait LogStore: Send + Sync + 'static {
+    /// The group that the consumer's relays are in.
+    fn members(&self) -> &dyn Members;
+
+    /// What kind of group the consumer's relays are.
+    fn kind(&self) -> GroupKind {
+        GroupKind::Log
+    }
+
+    /// What a heartbeat brought.
+    fn renewed(&self, _member: &Member, _pulse: &Pulse) {}
+
+    /// Called before partitions are given up: whatever is settled and not written yet is written now, and what was begun
+    /// for them ends.
+    async fn before_giving(&self, _member: &Member) -> Result<()> {
+        Ok(())
+    }
+
+    /// The same before the relay leaves, which it does even if this fails. The store may not have been opened.
+    async fn before_leaving(&self, _member: &Member) -> Result<()> {
+        Ok(())
+    }
+
+    /// Connects, and refuses a table that cannot be followed, with the statement that mends it. `sink` is what the
+    /// sink promises and wants.
+    async fn open(&self, sink: &Capabilities) -> Result<()>;
 
     /// Writes the consumer down if it is new, at `start`, and creates its partitions. With another number of
     /// partitions than before, all of them restart from the smallest offset; refused while live members have
@@ -46,7 +69,7 @@ pub trait LogStore: Members {
     async fn reread(&self, request: &ReadRequest<'_>, seqs: &[i64]) -> Result<Vec<LogRow>>;
 
     /// Parked events that are due, each with what is held behind it, in the order of `seq`, but for those of
-    /// `except`. With [`ReadRequest::by_key`] none comes while an earlier one of its key is not due; without it,
+    /// `except`. With [`Member::by_key`] none comes while an earlier one of its key is not due; without it,
     /// what was held under another order is due as well.
     async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due>;
 
@@ -54,15 +77,15 @@ pub trait LogStore: Members {
     /// member's under the epoch given, or whose offset somebody has changed: these are returned.
     ///
     /// An event of [`Changes::park`] may be parked already, by a try whose answer was lost: what became of it counts,
-    /// and one that is only held stays as it is. With [`Changes::by_key`], what was held behind an event that is
+    /// and one that is only held stays as it is. With [`Member::by_key`], what was held behind an event that is
     /// finished now, or is held behind nothing, becomes due here or with the next [`LogStore::unhold`].
     async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>>;
 
     /// Makes held events due that wait behind nothing any more: a person may have removed it. Returns how many.
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64>;
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64>;
 
     /// What is left to deliver, for all partitions of the consumer.
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog>;
+    async fn backlog(&self, member: &Member) -> Result<Backlog>;
 
     /// Returns when there may be something new, or after `at_most`. May be dropped at any time.
     async fn wait(&self, at_most: Duration) {
@@ -90,7 +113,7 @@ pub struct Standing {
     /// Everything up to this `seq` is settled.
     pub offset: i64,
     /// The keys of its parked events that are still to be delivered, once for each event. With
-    /// `block_on_dead` a dead or unknown one counts as well.
+    /// [`Member::block_on_dead`] a dead or unknown one counts as well.
     pub waiting: Vec<String>,
     /// The `seq`s of its parked events beyond the offset, whatever their state: parked while an earlier event was
     /// still unsettled. The log holds them, too, and reading on must not deliver them from there.
@@ -120,12 +143,21 @@ impl Replay {
 }
 
 /// What operators have said about a consumer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch {
     /// Whether it is to stand still.
     pub paused: bool,
-    /// Grows whenever a person has changed something about its parked events, and with every seek.
-    pub revision: i64,
+    /// Whether something about its partitions has changed.
+    pub revision: Revision,
+}
+
+/// How a relay learns that what it remembers of a consumer's partitions is no longer true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Revision {
+    /// Grows whenever a person has changed something about parked events, and with every seek.
+    At(i64),
+    /// Whatever is remembered may be wrong: all partitions are looked at again.
+    Moved,
 }
 
 /// What to read.
@@ -144,10 +176,6 @@ pub struct ReadRequest<'a> {
     pub bytes: usize,
     /// Payloads larger than this are not read but rejected.
     pub max_payload: usize,
-    /// Whether a dead event keeps its key from going on.
-    pub block_on_dead: bool,
-    /// Whether events of a key wait for one another.
-    pub by_key: bool,
 }
 
 /// What was read.
@@ -203,10 +231,6 @@ pub struct Changes {
     pub park: Vec<Park>,
     /// What became of events that were parked already.
     pub parked: Vec<Park>,
-    /// Whether a dead event keeps its key from going on.
-    pub block_on_dead: bool,
-    /// Whether events of a key wait for one another.
-    pub by_key: bool,
 }
 
 /// A partition and its offset.

@@ -103,8 +103,8 @@ pub(super) struct Asked {
 pub(super) struct Track {
     pub(super) group: Group,
     pub(super) paused: bool,
-    pub(super) revision: i64,
-    pub(super) failed: Option<Error>,
+    /// As it was when parked events were counted last; none if they are to be counted again.
+    pub(super) revision: Option<i64>,
     /// The policy is to halt, and this event was given up on. Told once nothing before it is open.
     stopped: Option<(i64, Error)>,
     /// Nothing is handed out before this: the policy is to halt, and an event failed.
@@ -133,8 +133,7 @@ impl Track {
         Self {
             group: Group::new(member),
             paused: false,
-            revision: 0,
-            failed: None,
+            revision: None,
             stopped: None,
             halted_until: None,
             look_at: None,
@@ -402,10 +401,10 @@ impl Track {
     /// What these verdicts, and what is to be held back, change. With `all`, offsets of partitions without a
     /// verdict move on as well.
     pub(super) fn plan(&self, settlements: &[Settlement], all: bool, options: &LogOptions) -> Plan {
-        let by_key = options.order == Order::Key;
+        let by_key = options.read.order == Order::Key;
         let mut plan = Plan {
             member: self.group.member.clone(),
-            changes: Changes { block_on_dead: options.block_on_dead, by_key, ..Changes::default() },
+            changes: Changes::default(),
             fenced: 0,
             steps: Vec::with_capacity(settlements.len()),
             held: self.held.iter().map(|held| (held.seq, held.load)).collect(),

@@ -17,97 +17,63 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::sync::Notify;
-use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 pub use self::store::{
     BadRow, ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey, SUSPECT_AFTER,
 };
 use crate::{
-    Backlog, Batch, Code, Delivery, Error, Limits, Order, Ownership, Policy, Position, Result, Settlement,
-    Source, Verdict,
-    event::MAX_PAYLOAD_BYTES,
-    group::{self, Group, Member, Pulse},
+    Backlog, Batch, Capabilities, Code, Delivery, Limits, Order, Ownership, Policy, Position, ReadOptions,
+    Result, Rules, Settlement, Source, Verdict,
+    group::{
+        self, Group, GroupKind, GroupName, Member, Members, Pulse,
+        driver::{self, Heartbeat, Membered, Membership},
+    },
     source::{Reject, Settled},
 };
 
 /// What an event costs in memory besides its payload, near enough: a claim's bound counts payloads alone.
 const EVENT_OVERHEAD: usize = 512;
 
-/// How a queue is read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueueOptions {
-    /// Only these streams; empty for all.
-    pub streams: Vec<String>,
-    /// Which order is kept.
-    pub order: Order,
-    /// Whether a key stays blocked behind a dead event.
-    pub block_on_dead: bool,
-    /// How long a claim and a relay's presence last without renewal.
-    pub lease: Duration,
-    /// How many key partitions a group has, with `order = key`.
-    pub partitions: u16,
-    /// Payloads larger than this are rejected, unread.
-    pub max_payload: usize,
-}
+/// How a queue is read. There is nothing that only a queue has.
+pub type QueueOptions = ReadOptions;
 
-impl Default for QueueOptions {
-    fn default() -> Self {
-        Self {
-            streams: Vec::new(),
-            order: Order::Key,
-            block_on_dead: false,
-            lease: Duration::from_secs(30),
-            partitions: 64,
-            max_payload: MAX_PAYLOAD_BYTES,
-        }
-    }
-}
-
-impl QueueOptions {
-    fn member(&self) -> Member {
-        let mut streams = self.streams.clone();
-        streams.sort();
-        streams.dedup();
-        let partitions = match self.order {
-            Order::None => 0,
-            Order::Key => self.partitions.max(1),
-            Order::Total => 1,
-        };
-        let names = if streams.is_empty() { "*".to_owned() } else { streams.join(",") };
-        let on_dead = if self.block_on_dead { "/block" } else { "" };
-        Member {
-            id: Uuid::new_v4(),
-            host: group::host_name(),
-            group: format!("{}/{partitions}{on_dead}:{names}", self.order.as_str()),
-            streams,
-            order: self.order,
-            block_on_dead: self.block_on_dead,
-            lease: self.lease,
-            partitions,
-        }
+fn member(options: &QueueOptions) -> Member {
+    let streams = options.distinct_streams();
+    let partitions = match options.order {
+        Order::None => 0,
+        Order::Key => options.partitions.max(1),
+        Order::Total => 1,
+    };
+    let names = if streams.is_empty() { "*".to_owned() } else { streams.join(",") };
+    let on_dead = if options.block_on_dead { "/block" } else { "" };
+    Member {
+        id: Uuid::new_v4(),
+        host: group::host_name(),
+        group: GroupName::new(
+            GroupKind::Queue,
+            &format!("{}/{partitions}{on_dead}:{names}", options.order.as_str()),
+        ),
+        streams,
+        order: options.order,
+        block_on_dead: options.block_on_dead,
+        lease: options.lease,
+        partitions,
     }
 }
 
 /// A [`Source`] over any [`QueueStore`].
 pub struct Queue<S> {
     shared: Arc<Shared<S>>,
-    /// Ends the background task when the queue is dropped without `close`.
-    _stop: DropGuard,
-    tasks: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    heartbeat: Heartbeat,
 }
 
 struct Shared<S> {
     store: S,
     options: QueueOptions,
     state: Mutex<State>,
-    stop: CancellationToken,
-    /// Something changed that `next` may have been waiting for: a partition, or room for a suspect.
-    changed: Notify,
-    /// One at a time renews or joins: an answer that belongs to a former membership, or that another one has
-    /// overtaken, would make us claim from partitions that are not ours.
-    membership: tokio::sync::Mutex<()>,
+    /// `changed` says that there may be a partition, or room for a suspect.
+    membership: Membership,
     /// One at a time renews or settles: both write to rows in flight, each in its own order, and a database would have
     /// to break the deadlock.
     rows: tokio::sync::Mutex<()>,
@@ -123,8 +89,6 @@ struct State {
     suspects: bool,
     /// A suspect is being delivered alone.
     alone: bool,
-    /// Leases can no longer be renewed, and never will be.
-    failed: Option<Error>,
 }
 
 struct InFlight {
@@ -139,26 +103,22 @@ struct InFlight {
 impl<S: QueueStore> Queue<S> {
     /// A queue over `store`. Nothing happens before [`Source::open`].
     pub fn new(store: S, options: QueueOptions) -> Self {
-        let stop = CancellationToken::new();
         let state = State {
-            group: Group::new(options.member()),
+            group: Group::new(member(&options)),
             in_flight: HashMap::new(),
             claiming: Vec::new(),
             next_position: 0,
             suspects: false,
             alone: false,
-            failed: None,
         };
         let shared = Shared {
             store,
             options,
             state: Mutex::new(state),
-            stop: stop.clone(),
-            changed: Notify::new(),
-            membership: tokio::sync::Mutex::default(),
+            membership: Membership::default(),
             rows: tokio::sync::Mutex::default(),
         };
-        Self { shared: Arc::new(shared), _stop: stop.drop_guard(), tasks: Mutex::new(None) }
+        Self { shared: Arc::new(shared), heartbeat: Heartbeat::default() }
     }
 
     /// The partitions owned right now; for tests and status.
@@ -169,23 +129,25 @@ impl<S: QueueStore> Queue<S> {
 
 #[async_trait]
 impl<S: QueueStore> Source for Queue<S> {
+    fn rules(&self) -> Rules {
+        self.shared.options.rules()
+    }
+
     fn accepts(&self, policy: &Policy) -> Result<()> {
         self.shared.store.table().map_or(Ok(()), |table| table.check_attempts(policy.max_attempts))
     }
 
-    async fn open(&self) -> Result<()> {
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         self.shared.store.open().await?;
-        self.shared.join().await?;
-        self.shared.tick().await?;
-        let shared = self.shared.clone();
-        let task = tokio::spawn(async move { shared.keep_alive().await });
-        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        driver::join(&*self.shared).await?;
+        driver::tick(&*self.shared).await?;
+        self.heartbeat.start(self.shared.options.lease, self.shared.clone());
         Ok(())
     }
 
     async fn next(&self, limits: Limits) -> Result<Batch> {
         loop {
-            if let Some(error) = self.shared.state().failed.clone() {
+            if let Some(error) = self.shared.membership.failure() {
                 return Err(error);
             }
             let asked = self.shared.state().ask();
@@ -203,7 +165,7 @@ impl<S: QueueStore> Source for Queue<S> {
     async fn wait(&self, at_most: Duration) {
         tokio::select! {
             () = self.shared.store.wait(at_most) => {}
-            () = self.shared.changed.notified() => {}
+            () = self.shared.membership.changed.notified() => {}
         }
     }
 
@@ -237,7 +199,7 @@ impl<S: QueueStore> Source for Queue<S> {
             shared.store.settle(&member, &rows).await?
         };
         shared.state().forget(settlements);
-        shared.changed.notify_one();
+        shared.membership.changed.notify_one();
 
         if shared.options.order != Order::Key {
             unhold.clear();
@@ -246,7 +208,7 @@ impl<S: QueueStore> Source for Queue<S> {
             let partitions: Vec<u16> = unhold.into_iter().collect();
             match shared.store.unhold(&member, &partitions).await {
                 // Whoever was woken above may have looked too early.
-                Ok(freed) if freed > 0 => shared.changed.notify_one(),
+                Ok(freed) if freed > 0 => shared.membership.changed.notify_one(),
                 Ok(_) => {}
                 // Not worth failing the settle for: the next tick does the same.
                 Err(error) => tracing::debug!(%error, "could not free held events yet"),
@@ -262,12 +224,7 @@ impl<S: QueueStore> Source for Queue<S> {
     }
 
     async fn close(&self) -> Result<()> {
-        self.shared.stop.cancel();
-        let task = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(task) = task {
-            // A panic in it has been reported already; leaving is still right.
-            let _ = task.await;
-        }
+        self.heartbeat.stop().await;
         let (member, rows) = {
             let state = self.shared.state();
             let rows = state.in_flight.values().filter(|row| row.generation == state.group.generation);
@@ -280,21 +237,13 @@ impl<S: QueueStore> Source for Queue<S> {
             given_back = self.shared.store.settle(&member, &rows).await.map(|_| ());
         }
         // Leaving is right all the same: others then take over at once what could not be given back.
-        self.shared.store.leave(&member).await.and(given_back)
+        self.shared.store.members().leave(&member).await.and(given_back)
     }
 }
 
 impl<S: QueueStore> Shared<S> {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn join(&self) -> Result<()> {
-        let member = self.state().group.member.clone();
-        let since = Instant::now();
-        self.store.join(&member).await?;
-        self.state().group.joined(since);
-        Ok(())
     }
 
     async fn claim(&self, asked: &Asked, limits: Limits) -> Result<Batch> {
@@ -314,8 +263,7 @@ impl<S: QueueStore> Shared<S> {
         };
         let claimed = match self.store.claim(&request).await {
             Err(error) if error.is(&Code::EVICTED) => {
-                let _alone = self.membership.lock().await;
-                self.rejoin(asked.generation).await?;
+                driver::rejoin(self, asked.generation).await?;
                 return Ok(Batch::empty());
             }
             other => other?,
@@ -330,84 +278,51 @@ impl<S: QueueStore> Shared<S> {
         }
         Ok(self.state().admit(claimed, asked, token, since, self.options.lease))
     }
+}
 
-    /// Comes back under a new name after an eviction, with `membership` locked. What the old name held is no
-    /// longer ours: its rows are taken over like anybody's.
-    async fn rejoin(&self, evicted: u64) -> Result<()> {
-        {
-            let mut state = self.state();
-            if state.group.generation != evicted {
-                return Ok(());
-            }
-            state.group.reborn(self.options.member());
-            state.alone = false;
-        }
-        self.join().await?;
-        self.beat_once().await
+#[async_trait]
+impl<S: QueueStore> Membered for Shared<S> {
+    fn members(&self) -> &dyn Members {
+        self.store.members()
     }
 
-    async fn keep_alive(&self) {
-        let error = group::keep_alive(&self.stop, self.options.lease, || self.tick()).await;
-        if error.is_some() {
-            // The next fetch tells.
-            self.state().failed = error;
-            self.changed.notify_one();
-        }
+    fn membership(&self) -> &Membership {
+        &self.membership
     }
 
-    async fn tick(&self) -> Result<()> {
-        let _alone = self.membership.lock().await;
-        self.beat_once().await
+    fn group<T>(&self, act: impl FnOnce(&mut Group) -> T) -> T {
+        act(&mut self.state().group)
     }
 
-    /// One heartbeat: renew, then move one step towards the fair share of partitions.
-    async fn beat_once(&self) -> Result<()> {
+    fn new_member(&self) -> Member {
+        member(&self.options)
+    }
+
+    /// The leases of rows are renewed with the relay's own.
+    async fn heartbeat(&self, member: &Member) -> Result<(Pulse, Instant)> {
         // A settle that hangs must not cost us all leases.
         let alone = tokio::time::timeout(self.options.lease / 6, self.rows.lock()).await;
-        let (member, generation, rows) = {
-            let state = self.state();
-            let young = self.options.lease / 3;
-            let due = state
-                .in_flight
-                .values()
-                .filter(|row| row.generation == state.group.generation && row.claimed_at.elapsed() >= young);
-            (
-                state.group.member.clone(),
-                state.group.generation,
-                due.map(|row| row.claim.clone()).collect::<Vec<_>>(),
-            )
-        };
-        let since = Instant::now();
-        let pulse = self.store.heartbeat(&member, &rows).await?;
+        let rows = self.state().due_for_renewal(self.options.lease / 3);
+        let sent = Instant::now();
+        let pulse = self.store.members().heartbeat(member, &rows).await?;
         drop(alone);
-        if !pulse.alive {
-            return Box::pin(self.rejoin(generation)).await;
-        }
-        let rows: HashSet<RowClaim> = rows.into_iter().collect();
-        if self.state().renewed(&pulse, &rows, generation, since, self.options.lease) {
-            self.changed.notify_one();
-        }
-        if member.partitions == 0 {
-            return Ok(());
-        }
+        self.state().renewed(&pulse, rows, sent, self.options.lease);
+        Ok((pulse, sent))
+    }
 
-        let plan = group::plan(member.id, &pulse.members, &pulse.owners, member.partitions);
-        let givable = self.state().start_giving(&plan.give);
-        if !givable.is_empty() {
-            self.store.give(&member, &givable).await?;
-            self.state().group.gave(&givable);
-        }
-        if !plan.take.is_empty() {
-            let taken = self.store.take(&member, &plan.take).await?;
-            if !taken.is_empty() {
-                tracing::debug!(relay = %member.id, partitions = taken.len(), "took partitions");
-                self.state().group.owned.extend(taken);
-                self.changed.notify_one();
-            }
-        }
+    /// Its rows are taken over like anybody's.
+    fn evicted(&self) {
+        self.state().alone = false;
+    }
+
+    fn start_giving(&self, give: &[u16]) -> Vec<u16> {
+        self.state().start_giving(give)
+    }
+
+    async fn after_moving(&self, member: &Member) -> Result<()> {
         let owned: Vec<u16> = self.state().group.owned.iter().copied().collect();
-        if member.order == Order::Key && !owned.is_empty() && self.store.unhold(&member, &owned).await? > 0 {
-            self.changed.notify_one();
+        if member.by_key() && !owned.is_empty() && self.store.unhold(member, &owned).await? > 0 {
+            self.membership.changed.notify_one();
         }
         Ok(())
     }
@@ -518,33 +433,31 @@ impl State {
         }
     }
 
+    /// Rows whose leases are to be renewed: those claimed so long ago or more.
+    fn due_for_renewal(&self, age: Duration) -> Vec<RowClaim> {
+        let due = self
+            .in_flight
+            .values()
+            .filter(|row| row.generation == self.group.generation && row.claimed_at.elapsed() >= age);
+        due.map(|row| row.claim.clone()).collect()
+    }
+
     /// Takes in what a heartbeat for `rows` brought. Rows too young to have been in it keep the end that their
-    /// claim gave them, in the database and here. Returns whether a lease that had run out is good again.
-    fn renewed(
-        &mut self,
-        pulse: &Pulse,
-        rows: &HashSet<RowClaim>,
-        generation: u64,
-        since: Instant,
-        lease: Duration,
-    ) -> bool {
-        if generation != self.group.generation {
-            return false;
+    /// claim gave them, in the database and here.
+    fn renewed(&mut self, pulse: &Pulse, rows: Vec<RowClaim>, sent: Instant, lease: Duration) {
+        // With order a single row is lost only to an operator, or to a settle that overtook this heartbeat. The
+        // ownership that it shares with everything else is the relay's, and goes on.
+        if !pulse.alive || self.group.member.order != Order::None {
+            return;
         }
-        let had_lost = self.group.renewed(pulse, since);
-        if self.group.member.order != Order::None {
-            // A single row is lost only to an operator, or to a settle that overtook this heartbeat. The
-            // ownership that it shares with everything else is the relay's, and goes on.
-            return had_lost;
-        }
+        let rows: HashSet<RowClaim> = rows.into_iter().collect();
         for row in self.in_flight.values().filter(|row| rows.contains(&row.claim)) {
             if pulse.lost.contains(&row.claim.key) {
                 row.ownership.lose();
             } else {
-                row.ownership.renew(since, lease);
+                row.ownership.renew(sent, lease);
             }
         }
-        had_lost
     }
 
     /// Stops claiming from `give`, and returns those of them that have nothing in flight.

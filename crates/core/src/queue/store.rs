@@ -21,7 +21,10 @@ pub const SUSPECT_AFTER: u32 = 3;
 ///
 /// Each is one short transaction, and safe to repeat. None stays open across a call to a sink.
 #[async_trait]
-pub trait QueueStore: Members {
+pub trait QueueStore: Send + Sync + 'static {
+    /// The group that the queue's relays are in.
+    fn members(&self) -> &dyn Members;
+
     /// The table, where it has one.
     fn table(&self) -> Option<&TableSpec> {
         None

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Policy;
-use crate::{Class, Code, Delivery, Error, Outcome, Verdict, queue::SUSPECT_AFTER};
+use crate::{Class, Code, Delivery, Error, Outcome, Rules, Verdict, queue::SUSPECT_AFTER};
 
 /// The verdict on a delivery. *Unavailable* is not the event's fault: it is released, and the caller opens
 /// the circuit; or it waits, for as long as `away` says, where that is about its destination alone.
@@ -55,10 +55,10 @@ pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<
 }
 
 /// Whether a verdict holds back the events behind it in the same lane.
-pub(super) fn holds_lane(verdict: &Verdict, policy: &Policy) -> bool {
+pub(super) fn holds_lane(verdict: &Verdict, rules: Rules) -> bool {
     match verdict {
         Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Released => true,
-        Verdict::Dead { .. } | Verdict::Unknown { .. } => policy.block_on_dead,
+        Verdict::Dead { .. } | Verdict::Unknown { .. } => rules.block_on_dead,
         Verdict::Delivered | Verdict::SettledInTransaction => false,
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::VecDeque, hash::BuildHasher};
 
-use super::Order;
+use crate::Order;
 use crate::{
     Delivery, Ownership,
     hash::{Map, Seed},

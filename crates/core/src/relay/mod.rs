@@ -21,7 +21,7 @@ use std::{any::Any, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
-    policy::{Order, Policy},
+    policy::Policy,
     stats::{Stats, Summary},
 };
 use crate::{Result, Sink, Source};

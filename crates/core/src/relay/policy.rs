@@ -1,44 +1,13 @@
-//! What a pipeline promises and how much it may hold.
+//! How often a relay tries, how long it waits and how much it may hold.
 
 use std::time::Duration;
 
 use crate::Backoff;
 
-/// Which order deliveries keep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Order {
-    /// None: rows are claimed freely.
-    None,
-    /// Per key (the aggregate id), across any number of relays.
-    #[default]
-    Key,
-    /// Of all events, one at a time, by one relay at a time.
-    Total,
-}
-
-impl Order {
-    /// The word in configs and tables.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Key => "key",
-            Self::Total => "total",
-        }
-    }
-
-    /// Reads the word.
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::None, Self::Key, Self::Total].into_iter().find(|order| order.as_str() == word)
-    }
-}
-
-/// The policies of one pipeline.
+/// The policies of one relay. Order, and what a dead event means for its key, are not among them: the source says that
+/// ([`crate::Rules`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// Which order deliveries keep; the source must be set to the same.
-    pub order: Order,
-    /// Whether a key stays blocked behind a dead event; the source must be set to the same.
-    pub block_on_dead: bool,
     /// The attempt that, when it fails, makes an event dead, unless the event has a limit of its own.
     pub max_attempts: u32,
     /// How long to wait between attempts.
@@ -62,8 +31,6 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            order: Order::Key,
-            block_on_dead: false,
             max_attempts: 10,
             backoff: Backoff::default(),
             batch_events: 1_000,

@@ -57,8 +57,7 @@ pub struct KafkaSourceConfig {
     pub group: String,
     /// What the messages are ([`Format::Envelope`]).
     pub format: Format,
-    /// Which order is kept ([`Order::Key`]); the relay must be set to the same. There is no [`Order::Total`]: Kafka
-    /// has an order within a partition only.
+    /// Which order is kept ([`Order::Key`]). There is no [`Order::Total`]: Kafka has an order within a partition only.
     pub order: Order,
     /// Where a new group begins ([`Start::Earliest`]).
     pub start: Start,

@@ -25,7 +25,8 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Batch, Class, Code, Error, Limits, Result, Settlement, Source, source::Settled,
+    Backlog, Batch, Capabilities, Class, Code, Error, Limits, Result, Rules, Settlement, Source,
+    source::Settled,
 };
 use async_trait::async_trait;
 use rdkafka::{
@@ -65,7 +66,8 @@ use crate::{connection::refused, errors};
 /// - **Rebalances lose nothing.** A partition that goes to another member is waited for and committed first; what is
 ///   settled too late is refused (`fenced`) and handled again by its new owner.
 ///
-/// A key stays blocked behind a dead event nowhere: [`airtight_core::Policy::block_on_dead`] has no meaning here.
+/// No key stays blocked behind a dead event ([`airtight_core::Rules::block_on_dead`]): that event is in another topic,
+/// and nobody reports its end.
 pub struct KafkaSource {
     shared: Arc<Shared>,
     letters: Letters,
@@ -120,7 +122,11 @@ impl Drop for KafkaSource {
 
 #[async_trait]
 impl Source for KafkaSource {
-    async fn open(&self) -> Result<()> {
+    fn rules(&self) -> Rules {
+        Rules { order: self.shared.config.order, block_on_dead: false }
+    }
+
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         if self.member().is_some() {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use airtight_core::{CancellationToken, Class, Policy, Relay, Source};
+use airtight_core::{CancellationToken, Capabilities, Class, Policy, Relay, Source};
 use airtight_kafka::{KafkaSource, KafkaSourceConfig};
 use airtight_testkit::{
     brokers::kafka::{Kafka, KafkaOptions, Listener},
@@ -113,7 +113,7 @@ async fn opening_says_what_is_wrong_and_whether_it_may_pass() {
         let mut config = KafkaSourceConfig::from_url(&url).unwrap();
         config.connection.connect_timeout = Duration::from_secs(2);
         let source = KafkaSource::new(config).unwrap();
-        let error = source.open().await.unwrap_err();
+        let error = source.open(&Capabilities::default()).await.unwrap_err();
         assert_eq!((error.code(), error.class()), (code, class), "{url}: {error:?}");
         assert!(error.message().contains(says), "{error}");
         assert!(!format!("{error:?}").contains("hunter2"));
@@ -122,10 +122,10 @@ async fn opening_says_what_is_wrong_and_whether_it_may_pass() {
     // A topic that comes is found.
     let config = config(&plain, "late");
     let source = KafkaSource::new(config).unwrap();
-    assert_eq!(source.open().await.unwrap_err().class(), Class::Retryable);
+    assert_eq!(source.open(&Capabilities::default()).await.unwrap_err().class(), Class::Retryable);
     create(&plain, "late", 1).await;
     publish(&plain, "late", [(1, "k".to_owned())]).await;
-    source.open().await.unwrap();
+    source.open(&Capabilities::default()).await.unwrap();
     assert_eq!(take(&source, 1).await.len(), 1);
     source.close().await.unwrap();
 }

@@ -221,7 +221,7 @@ async fn a_retry_topic_lets_others_pass_and_brings_the_event_back_when_it_is_due
     let base = Duration::from_millis(400);
     let backoff =
         airtight_core::Backoff { base, multiplier: 1.0, jitter: 0.0, ..airtight_core::Backoff::default() };
-    let policy = Policy { order: Order::None, backoff, ..Policy::default() };
+    let policy = Policy { backoff, ..Policy::default() };
     let relay = Relay::new(KafkaSource::new(config).unwrap(), handlers).policy(policy);
     let summary = relay.drain(CancellationToken::new()).await.unwrap();
     assert_eq!((summary.delivered, summary.retried, summary.dead), (1, 2, 1));

@@ -7,8 +7,8 @@ use std::{
 };
 
 use airtight_core::{
-    Batch, CancellationToken, Code, Delivery, Dispatcher, Error, Event, Limits, Outcome, Policy, Position,
-    Relay, Result, Settlement, Sink, Source, Verdict, dispatch::Context, relay::Summary,
+    Batch, CancellationToken, Capabilities, Code, Delivery, Dispatcher, Error, Event, Limits, Outcome,
+    Policy, Position, Relay, Result, Settlement, Sink, Source, Verdict, dispatch::Context, relay::Summary,
 };
 use airtight_kafka::{KafkaConfig, KafkaConnection, KafkaSink, KafkaSource, KafkaSourceConfig};
 use airtight_testkit::{deliveries::sample_event, ledger, wait::eventually_some};
@@ -76,7 +76,7 @@ pub(crate) fn config(brokers: &str, topic: &str) -> KafkaSourceConfig {
 
 pub(crate) async fn open(config: KafkaSourceConfig) -> KafkaSource {
     let source = KafkaSource::new(config).unwrap();
-    source.open().await.unwrap();
+    source.open(&Capabilities::default()).await.unwrap();
     source
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use airtight_core::{
     Code, Error, Result,
     admin::{Finding, SlotStatus},
-    group::CDC_GROUP,
+    group::{GroupKind, GroupName},
     table::{literal, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
@@ -19,7 +19,7 @@ use crate::{
     PgOutbox,
     columns::{Columns, EventColumns},
     error::doing,
-    members,
+    groups, members,
 };
 
 /// A reader whose relay has said so recently has nothing before it.
@@ -131,7 +131,11 @@ impl PgOutbox {
             format!("DELETE FROM {} WHERE outbox = $1 AND {column} = $2", self.own(table))
         };
         let group = |table: &str| {
-            format!("DELETE FROM {} WHERE outbox = $1 AND grp = '{CDC_GROUP}' || $2", self.own(table))
+            format!(
+                "DELETE FROM {} WHERE outbox = $1 AND grp = {}",
+                self.own(table),
+                groups::stored(GroupKind::Cdc, "$2")
+            )
         };
         [
             own("parked", "consumer"),
@@ -171,7 +175,7 @@ impl PgOutbox {
         let live: Option<String> = sqlx::query_scalar(AssertSqlSafe(sql))
             .persistent(!self.pooled)
             .bind(&c.outbox)
-            .bind(format!("{CDC_GROUP}{name}"))
+            .bind(GroupName::cdc(name).stored())
             .fetch_optional(conn.get())
             .await
             .map_err(&failed)?;

@@ -54,10 +54,10 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Backoff, Code, Error, Result,
-    group::{CDC_GROUP, Member, Members, Pulse},
-    log::{Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
-    queue::{BadRow, RowClaim},
+    Backlog, Backoff, Capabilities, Code, Error, Result,
+    group::{GroupKind, Member, Members, Pulse},
+    log::{Changes, Due, Log, LogRow, LogStore, Read, ReadRequest, Revision, Standing, Start, Watch},
+    queue::BadRow,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -85,7 +85,8 @@ use crate::{
     PgOutbox,
     columns::EventColumns,
     error::doing,
-    fits, log, members,
+    fits, log,
+    members::Followers,
     queue::{self, Store},
 };
 
@@ -108,7 +109,7 @@ impl PgOutbox {
     /// ```
     pub fn cdc(&self, options: CdcOptions) -> Result<Log<PgCdc>> {
         options.check()?;
-        let log = LogOptions { group: CDC_GROUP, partitions: 1, ..options.log.clone() };
+        let log = options.log.clone().reading(|read| read.partitions = 1);
         let endpoint = match &options.url {
             Some(url) => Endpoint::parse(url)?,
             None => Endpoint::of(&self.pool.connect_options()),
@@ -127,9 +128,12 @@ pub struct PgCdc {
 
 /// What the store and its session share.
 struct Shared {
+    followers: Followers,
     outbox: PgOutbox,
     options: CdcOptions,
     endpoint: Endpoint,
+    /// Whether events carry their row ([`airtight_core::Event::row`]), because the sink wants it.
+    keep_rows: AtomicBool,
     columns: OnceLock<EventColumns>,
     marks: OnceLock<Option<Box<dyn Store>>>,
     /// See [`publication::contents`].
@@ -219,6 +223,10 @@ impl Shared {
         if stored.has_position() { self.reader(name)?.verify(&stored).await } else { Ok(()) }
     }
 
+    fn keeps_rows(&self) -> bool {
+        self.keep_rows.load(Ordering::Acquire)
+    }
+
     /// The status column of the table, where rows are marked.
     fn marks(&self) -> Option<&dyn Store> {
         self.marks.get().and_then(Option::as_deref)
@@ -226,12 +234,12 @@ impl Shared {
 
     /// Whether some rows are not wanted, so that each must be looked at.
     fn is_choosy(&self) -> bool {
-        !self.options.log.streams.is_empty() || self.outbox.spec.status.is_some()
+        !self.options.log.read.streams.is_empty() || self.outbox.spec.status.is_some()
     }
 
     /// Whether a row is to be delivered: of a stream that is read, and not finished as it was written.
     fn wants(&self, mapping: &Mapping, values: &[Option<Bytes>]) -> bool {
-        let streams = &self.options.log.streams;
+        let streams = &self.options.log.read.streams;
         mapping.is_open(values)
             && (streams.is_empty()
                 || mapping.stream(values).is_none_or(|stream| streams.iter().any(|name| *name == stream)))
@@ -310,14 +318,14 @@ impl Shared {
 
     /// The event behind something of the feed.
     fn event(&self, raw: &Raw, max_payload: usize) -> Option<LogRow> {
-        let context = Context { max_payload, keep_row: self.options.keep_row };
+        let context = Context { max_payload, keep_row: self.keeps_rows() };
         let (event, max_attempts) = match raw {
             Raw::Unwanted => return None,
             Raw::Emitted(content) => {
                 let event = emitted::event(content.clone(), &context);
                 if let Ok(event) = &event
-                    && !self.options.log.streams.is_empty()
-                    && !self.options.log.streams.contains(&event.stream)
+                    && !self.options.log.read.streams.is_empty()
+                    && !self.options.log.read.streams.contains(&event.stream)
                 {
                     return None;
                 }
@@ -341,9 +349,11 @@ impl Shared {
 impl PgCdc {
     fn new(outbox: PgOutbox, options: CdcOptions, endpoint: Endpoint) -> Self {
         let shared = Shared {
+            followers: Followers::new(outbox.clone()),
             outbox,
             options,
             endpoint,
+            keep_rows: AtomicBool::new(false),
             columns: OnceLock::new(),
             marks: OnceLock::new(),
             contents: OnceLock::new(),
@@ -403,42 +413,41 @@ impl PgCdc {
 }
 
 #[async_trait]
-impl Members for PgCdc {
-    async fn join(&self, member: &Member) -> Result<()> {
-        members::join(&self.shared.outbox, self.shared.columns()?, member).await
+impl LogStore for PgCdc {
+    fn members(&self) -> &dyn Members {
+        &self.shared.followers
     }
 
-    async fn heartbeat(&self, member: &Member, _rows: &[RowClaim]) -> Result<Pulse> {
-        let pulse = members::heartbeat(&self.shared.outbox, self.shared.columns()?, member).await?;
+    fn kind(&self) -> GroupKind {
+        GroupKind::Cdc
+    }
+
+    /// Ends the session where somebody else reads.
+    fn renewed(&self, member: &Member, pulse: &Pulse) {
         if !pulse.alive || pulse.owners.get(&0).is_some_and(|owner| *owner != member.id) {
             self.stop();
         }
-        Ok(pulse)
     }
 
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        members::take(&self.shared.outbox, self.shared.columns()?, member, wanted).await
-    }
-
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        // What was gathered and is not stored would be delivered again by the next one.
+    /// What was gathered and is not stored would be delivered again by the next one.
+    async fn before_giving(&self, member: &Member) -> Result<()> {
         place::flush(&self.shared, member).await?;
         self.stop();
-        members::give(&self.shared.outbox, self.shared.columns()?, member, partitions).await
+        Ok(())
     }
 
-    async fn leave(&self, member: &Member) -> Result<()> {
-        let Some(c) = self.shared.columns.get() else { return Ok(()) };
+    async fn before_leaving(&self, member: &Member) -> Result<()> {
+        if self.shared.columns.get().is_none() {
+            return Ok(());
+        }
         let flushed = place::flush(&self.shared, member).await;
         self.stop();
-        members::leave(&self.shared.outbox, c, member).await.and(flushed)
+        flushed
     }
-}
 
-#[async_trait]
-impl LogStore for PgCdc {
-    async fn open(&self) -> Result<()> {
+    async fn open(&self, sink: &Capabilities) -> Result<()> {
         let shared = &self.shared;
+        shared.keep_rows.store(sink.wants_rows, Ordering::Release);
         let mut conn = shared.outbox.acquire().await?;
         let columns = EventColumns::load(&shared.outbox, &mut conn).await?;
         if columns.spec.log.lookup.is_some() {
@@ -460,6 +469,7 @@ impl LogStore for PgCdc {
         slot::check_server(&shared.outbox, &shared.endpoint).await?;
         let version = slot::server_version(&shared.outbox).await?;
         let contents = publication::contents(&columns, &shared.options.publication, version);
+        shared.followers.know(&columns);
         // Opening again after a failure further on finds these set already.
         let _ = (shared.columns.set(columns), shared.marks.set(marks), shared.contents.set(contents));
         let name = shared.options.log.consumer.as_str();
@@ -503,7 +513,7 @@ impl LogStore for PgCdc {
     async fn watch(&self, member: &Member) -> Result<Watch> {
         let watch = state::watch(&self.shared.outbox, self.shared.columns()?, member.consumer()).await?;
         let renew = self.shared.renew.load(Ordering::Acquire);
-        Ok(if renew { Watch { revision: i64::MIN, ..watch } } else { watch })
+        Ok(if renew { Watch { revision: Revision::Moved, ..watch } } else { watch })
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {
@@ -565,7 +575,7 @@ impl LogStore for PgCdc {
     async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due> {
         let shared = &self.shared;
         let mut due = log::read::due(&shared.outbox, shared.columns()?, request, except).await?;
-        if shared.options.keep_row && !due.rows.is_empty() {
+        if shared.keeps_rows() && !due.rows.is_empty() {
             self.add_rows(request.member, &mut due).await?;
         }
         Ok(due)
@@ -575,13 +585,13 @@ impl LogStore for PgCdc {
         place::settle(&self.shared, member, changes).await
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
         let shared = &self.shared;
-        log::settle::unhold(&shared.outbox, shared.columns()?, member, partitions, block_on_dead).await
+        log::settle::unhold(&shared.outbox, shared.columns()?, member, partitions).await
     }
 
     /// Everything that was committed when this was asked first is what is waited for.
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
         let shared = &self.shared;
         let known = *self.target.lock().unwrap_or_else(PoisonError::into_inner);
         let target = match known {
@@ -594,8 +604,7 @@ impl LogStore for PgCdc {
         };
         shared.ask.notify_one();
         let settled = shared.place.lock().await.settled();
-        let (waiting, blocked) =
-            state::waiting(&shared.outbox, shared.columns()?, member.consumer(), block_on_dead).await?;
+        let (waiting, blocked) = state::waiting(&shared.outbox, shared.columns()?, member).await?;
         let (ahead, is_read) = {
             let feed = shared.feed();
             let begun = shared.life().begun && shared.has_snapshot();

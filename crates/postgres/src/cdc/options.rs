@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use airtight_core::{Code, Error, Result, group::CDC_GROUP, log::LogOptions};
+use airtight_core::{Code, Error, Result, log::LogOptions};
 
 /// How an outbox is followed through the WAL.
 #[derive(Clone, PartialEq, Eq)]
@@ -19,8 +19,6 @@ pub struct CdcOptions {
     pub messages: Option<String>,
     /// How many bytes may be read ahead of what is settled.
     pub buffer_bytes: usize,
-    /// Whether events carry their row ([`airtight_core::Event::row`]).
-    pub keep_row: bool,
     /// Whether the slot is kept on standbys, too, where the server can (PostgreSQL 17).
     pub failover: bool,
     /// Where to replicate from, if not where the pool connects to: a pooler cannot replicate.
@@ -43,8 +41,7 @@ pub enum Snapshot {
 impl fmt::Debug for CdcOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
-        let Self { log, publication, snapshot, mark, messages, buffer_bytes, keep_row, failover, url: _ } =
-            self;
+        let Self { log, publication, snapshot, mark, messages, buffer_bytes, failover, url: _ } = self;
         f.debug_struct("CdcOptions")
             .field("log", log)
             .field("publication", publication)
@@ -52,7 +49,6 @@ impl fmt::Debug for CdcOptions {
             .field("mark", mark)
             .field("messages", messages)
             .field("buffer_bytes", buffer_bytes)
-            .field("keep_row", keep_row)
             .field("failover", failover)
             .finish_non_exhaustive()
     }
@@ -64,12 +60,11 @@ impl CdcOptions {
         let name = name.into();
         Self {
             publication: name.clone(),
-            log: LogOptions { group: CDC_GROUP, ..LogOptions::consumer(name) },
+            log: LogOptions::consumer(name),
             snapshot: Snapshot::Initial,
             mark: true,
             messages: Some("airtight".into()),
             buffer_bytes: 8 << 20,
-            keep_row: false,
             failover: true,
             url: None,
         }

@@ -344,7 +344,7 @@ async fn wait_for(shared: &Shared, transactions: HashSet<u32>) -> Result<()> {
 fn parked(shared: &Shared, raw: Option<&super::Raw>) -> Option<(LogRow, Option<String>)> {
     let raw = raw?;
     // What was rejected for its size is kept all the same, as far as it can be.
-    let row = shared.event(raw, MAX_PAYLOAD_BYTES.max(shared.options.log.max_payload))?;
+    let row = shared.event(raw, MAX_PAYLOAD_BYTES.max(shared.options.log.read.max_payload))?;
     let identity = raw
         .values()
         .and_then(|(mapping, values)| Some(String::from_utf8_lossy(mapping.identity(&values)?).into_owned()));

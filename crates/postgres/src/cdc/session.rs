@@ -240,7 +240,7 @@ impl Session {
     pub(super) async fn mapping(&self, columns: Vec<(String, u32, i32)>) -> Result<Arc<Mapping>> {
         let shared = &self.shared;
         let c = shared.columns()?;
-        let nullable = if shared.options.keep_row { self.nullable().await? } else { HashMap::new() };
+        let nullable = if shared.keeps_rows() { self.nullable().await? } else { HashMap::new() };
         let columns: Arc<[SourceColumn]> = columns
             .into_iter()
             .map(|(name, type_oid, type_modifier)| {

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use airtight_core::{
     Code, Error, Event, Payload, Result,
     group::Member,
-    log::{Changes, Fate, LogRow, Park, Standing, Watch},
+    log::{Changes, Fate, LogRow, Park, Revision, Standing, Watch},
     queue::BadRow,
 };
 use sqlx::{AssertSqlSafe, Row, types::Json};
@@ -23,6 +23,7 @@ use crate::{
     outbox::Conn,
     queue::{Store, storable},
     session::Session,
+    slots,
 };
 
 /// The timeline of the server, from the name of the file that it writes its WAL to.
@@ -79,7 +80,7 @@ pub(super) async fn attach(
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(member.consumer())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(&member.streams)
         .bind(publication)
         .bind(prefix)
@@ -152,7 +153,7 @@ pub(super) async fn owns(outbox: &PgOutbox, c: &EventColumns, member: &Member, e
     let owns = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .bind(epoch)
         .fetch_one(conn.get())
@@ -194,7 +195,7 @@ pub(super) async fn enter(
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(member.consumer())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .bind(if phase == Phase::Streaming { "streaming" } else { "snapshot" })
         .bind(at.lsn.to_string())
@@ -238,7 +239,7 @@ pub(super) async fn positions(
             .persistent(!outbox.pooled)
             .bind(&c.outbox)
             .bind(member.consumer())
-            .bind(&member.group)
+            .bind(member.group.stored())
             .bind(member.id)
             .execute(conn.get())
             .await
@@ -251,7 +252,7 @@ pub(super) async fn positions(
     let place: Option<(i64, i64)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .fetch_optional(conn.get())
         .await
@@ -296,16 +297,11 @@ pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     let (paused, revision) = found.ok_or_else(|| {
         Error::permanent(Code::UNKNOWN_CONSUMER, format!("the reader `{name}` was removed while it ran"))
     })?;
-    Ok(Watch { paused, revision })
+    Ok(Watch { paused, revision: Revision::At(revision) })
 }
 
 /// Parked events that wait, and those of them that only a person can move.
-pub(super) async fn waiting(
-    outbox: &PgOutbox,
-    c: &EventColumns,
-    name: &str,
-    block_on_dead: bool,
-) -> Result<(u64, u64)> {
+pub(super) async fn waiting(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<(u64, u64)> {
     let sql = format!(
         "SELECT count(*), count(*) FILTER (WHERE $3 AND EXISTS (SELECT FROM {parked} d WHERE d.outbox = p.outbox \
            AND d.consumer = p.consumer AND d.key = p.key AND d.state <> 'waiting' AND d.seq < p.seq)) \
@@ -316,8 +312,8 @@ pub(super) async fn waiting(
     let (all, blocked): (i64, i64) = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(name)
-        .bind(block_on_dead)
+        .bind(member.consumer())
+        .bind(member.block_on_dead)
         .fetch_one(conn.get())
         .await
         .map_err(doing("counting parked events"))?;
@@ -414,9 +410,9 @@ pub(super) async fn write(
         }
         keys.extend(settle::update(outbox, conn.get(), c, member, &write.parked).await?);
     }
-    if let Some(changes) = write.changes.filter(|changes| changes.by_key && !keys.is_empty()) {
+    if write.changes.is_some() && member.by_key() && !keys.is_empty() {
         let keys: Vec<String> = keys.into_iter().collect();
-        settle::free(outbox, conn.get(), c, member.consumer(), &keys, changes.block_on_dead).await?;
+        settle::free(outbox, conn.get(), c, member.consumer(), &keys, member.block_on_dead).await?;
     }
     if let Some(marks) = marks {
         marks.mark(outbox, conn.get(), &rows, false).await?;
@@ -458,7 +454,7 @@ async fn advance(
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(member.consumer())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .bind(write.epoch)
         .bind(write.to)
@@ -518,12 +514,13 @@ async fn park(
         "INSERT INTO {} AS p (outbox, consumer, seq, slot, key, id, stream, event_type, aggregate_type, aggregate_id, \
            op, payload, payload_bytes, headers, occurred_at, schema_version, extra, source_row, state, attempts, \
            due_at, error_code, error_message, max_attempts, identity) \
-         VALUES ($1, $2, $3, (hashtextextended($4, 0) & 63)::smallint, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
+         VALUES ($1, $2, $3, {slot}, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
            $16, $17, $18, $19, now() + make_interval(secs => $20), $21, $22, $23, $24) \
          ON CONFLICT (outbox, consumer, seq) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, \
            due_at = excluded.due_at, error_code = excluded.error_code, error_message = excluded.error_message \
            WHERE excluded.error_code IS NOT NULL",
-        outbox.own("parked")
+        outbox.own("parked"),
+        slot = slots::slot_of("$4"),
     );
     for (at, Parking { row, identity, .. }) in parking.iter().enumerate() {
         let event = &row.event;

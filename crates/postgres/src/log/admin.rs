@@ -6,13 +6,13 @@ use airtight_core::{
     Code, Error, Result,
     admin::{Acted, BlockedKey, Detail, Filter, Finding, Row as ListRow, Status},
     event::MAX_PAYLOAD_BYTES,
-    group::{CDC_GROUP, LOG_GROUP},
+    group::{GroupKind, GroupName},
     log::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
         SeekOptions, SeekTo, open_publishers, unknown_consumer,
     },
     state::State,
-    table::{literal, quote},
+    table::quote,
 };
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row};
@@ -28,7 +28,7 @@ use crate::{
     columns::{EventColumns, col, qualified},
     decode,
     error::doing,
-    fits,
+    fits, groups,
     outbox::Conn,
 };
 
@@ -45,10 +45,10 @@ async fn known(outbox: &PgOutbox, conn: &mut Conn, table: &EventColumns, wal: bo
     let failed = doing("listing consumers");
     let sql = format!(
         "SELECT name, partitions, streams, paused FROM {} c WHERE outbox = $1 AND ($2 OR NOT EXISTS (SELECT FROM {} p \
-         WHERE p.outbox = c.outbox AND p.grp = {} || c.name)) ORDER BY name",
+         WHERE p.outbox = c.outbox AND p.grp = {})) ORDER BY name",
         outbox.own("consumer"),
         outbox.own("partition"),
-        literal(CDC_GROUP)
+        groups::stored(GroupKind::Cdc, "c.name")
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
@@ -131,7 +131,7 @@ impl LogAdmin for PgOutbox {
         let mut conn = self.begin().await?;
         crate::members::lock_group(self, &mut conn, &table.columns).await?;
         require(self, &mut conn, &table, consumer).await?;
-        let group = format!("{LOG_GROUP}{consumer}");
+        let group = GroupName::log(consumer);
         let sql = format!(
             "SELECT host FROM {} WHERE outbox = $1 AND grp = $2 AND expires_at > now() LIMIT 1",
             self.own("relay")
@@ -139,7 +139,7 @@ impl LogAdmin for PgOutbox {
         let live: Option<String> = sqlx::query_scalar(AssertSqlSafe(sql))
             .persistent(!self.pooled)
             .bind(&table.columns.outbox)
-            .bind(&group)
+            .bind(group.stored())
             .fetch_optional(conn.get())
             .await
             .map_err(doing("looking for the consumer's relays"))?;
@@ -161,7 +161,7 @@ impl LogAdmin for PgOutbox {
             .persistent(!self.pooled)
             .bind(&table.columns.outbox)
             .bind(consumer)
-            .bind(&group)
+            .bind(group.stored())
             .execute(conn.get())
             .await
             .map_err(doing("removing the consumer"))?;
@@ -276,7 +276,7 @@ async fn offset_of(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable, consume
     sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&table.columns.outbox)
-        .bind(format!("{LOG_GROUP}{consumer}"))
+        .bind(GroupName::log(consumer).stored())
         .fetch_one(conn.get())
         .await
         .map_err(doing("reading offsets"))
@@ -310,12 +310,13 @@ async fn consumers_of(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> R
         consumers.insert(one.name, consumer);
     }
     let sql = format!(
-        "SELECT substr(p.grp, {}) AS name, p.n, coalesce(p.last_seq, 0) AS last_seq, r.id::text AS owner FROM {} p \
+        "SELECT {name} AS name, p.n, coalesce(p.last_seq, 0) AS last_seq, r.id::text AS owner FROM {} p \
          LEFT JOIN {} r ON r.id = p.owner AND r.expires_at > now() \
-         WHERE p.outbox = $1 AND starts_with(p.grp, '{LOG_GROUP}') ORDER BY p.n",
-        LOG_GROUP.len() + 1,
+         WHERE p.outbox = $1 AND {is_log} ORDER BY p.n",
         outbox.own("partition"),
-        outbox.own("relay")
+        outbox.own("relay"),
+        name = groups::name_of("p.grp", GroupKind::Log),
+        is_log = groups::is_kind("p.grp", GroupKind::Log),
     );
     for row in sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
@@ -335,13 +336,14 @@ async fn consumers_of(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> R
         }
     }
     let sql = format!(
-        "SELECT substr(r.grp, {}) AS name, r.id::text AS id, r.host, \
+        "SELECT {name} AS name, r.id::text AS id, r.host, \
            (SELECT count(*) FROM {} p WHERE p.owner = r.id) AS partitions, \
            extract(epoch FROM r.expires_at - now())::float8 AS lease FROM {} r \
-         WHERE r.outbox = $1 AND starts_with(r.grp, '{LOG_GROUP}') AND r.expires_at > now() ORDER BY r.started_at, r.id",
-        LOG_GROUP.len() + 1,
+         WHERE r.outbox = $1 AND {is_log} AND r.expires_at > now() ORDER BY r.started_at, r.id",
         outbox.own("partition"),
-        outbox.own("relay")
+        outbox.own("relay"),
+        name = groups::name_of("r.grp", GroupKind::Log),
+        is_log = groups::is_kind("r.grp", GroupKind::Log),
     );
     for row in sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
@@ -422,7 +424,7 @@ async fn lag_of(
     let row = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(format!("{LOG_GROUP}{}", known.name))
+        .bind(GroupName::log(&known.name).stored())
         .bind(offset)
         .bind(&known.streams)
         .fetch_one(conn.get())

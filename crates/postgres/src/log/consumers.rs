@@ -5,18 +5,19 @@ use std::collections::HashMap;
 use airtight_core::{
     Backlog, Code, Error, Result,
     group::Member,
-    log::{Replay, Standing, Start, Watch, behind_retention},
+    log::{Replay, Revision, Standing, Start, Watch, behind_retention},
     table::{OffsetTable, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{LogTable, SLOTS, numbers, seek, witness};
+use super::{LogTable, numbers, seek, witness};
 use crate::{
     PgOutbox,
     columns::{EventColumns, qualified},
     error::doing,
     members,
     outbox::Conn,
+    slots,
 };
 
 /// Counting what is left stops here: it is asked whether anything is.
@@ -69,12 +70,7 @@ pub(super) async fn last_value(outbox: &PgOutbox, conn: &mut Conn, table: &LogTa
 pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member, start: Start) -> Result<()> {
     let failed = doing("registering the consumer");
     let (name, count) = (member.consumer(), member.partitions);
-    if count > SLOTS {
-        return Err(Error::permanent(
-            Code::TOO_MANY_PARTITIONS,
-            format!("{count} partitions asked for; {SLOTS} is the most"),
-        ));
-    }
+    slots::check(member)?;
     if count > 1 && table.columns.spec.log.offsets.is_some() {
         return Err(Error::permanent(
             Code::TOO_MANY_PARTITIONS,
@@ -100,7 +96,7 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
         sqlx::query_as(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
             .bind(&table.columns.outbox)
-            .bind(&member.group)
+            .bind(member.group.stored())
             .fetch_all(conn.get())
             .await
             .map_err(&failed)?
@@ -123,7 +119,7 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
         let epoch: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
             .bind(&table.columns.outbox)
-            .bind(&member.group)
+            .bind(member.group.stored())
             .fetch_one(conn.get())
             .await
             .map_err(&failed)?;
@@ -135,7 +131,7 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
         sqlx::query(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
             .bind(&table.columns.outbox)
-            .bind(&member.group)
+            .bind(member.group.stored())
             .bind(i32::from(count))
             .bind(epoch)
             .bind(offset.unwrap_or(begin))
@@ -182,7 +178,7 @@ pub(crate) async fn refuse_other_instances(
     let live: Option<(String, Vec<String>, String)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&table.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(partitions != usize::from(member.partitions))
         .bind(member.id)
         .bind(&member.streams)
@@ -276,7 +272,7 @@ pub(super) async fn positions(
         sqlx::query(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
             .bind(&table.columns.outbox)
-            .bind(&member.group)
+            .bind(member.group.stored())
             .bind(member.id)
             .execute(conn.get())
             .await
@@ -292,7 +288,7 @@ pub(super) async fn positions(
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&table.columns.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .bind(numbers(partitions))
         .bind(member.consumer())
@@ -310,9 +306,9 @@ pub(super) async fn positions(
     }
     // Of those that a person must decide about there may be any number: only where they count.
     let sql = format!(
-        "SELECT (slot % {})::smallint, key, seq, state = 'waiting' OR $3 FROM {} WHERE outbox = $1 AND consumer = $2 \
+        "SELECT {}, key, seq, state = 'waiting' OR $3 FROM {} WHERE outbox = $1 AND consumer = $2 \
          AND (state = 'waiting' OR $3 OR seq > $4)",
-        member.partitions.max(1),
+        slots::partition_of("slot", member.partitions),
         outbox.own("parked")
     );
     let parked: Vec<(i16, String, i64, bool)> = sqlx::query_as(AssertSqlSafe(sql))
@@ -378,7 +374,7 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
         .persistent(!outbox.pooled)
         .bind(&table.columns.outbox)
         .bind(member.consumer())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id)
         .fetch_optional(conn.get())
         .await
@@ -406,18 +402,13 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
     let by_hand = foreign.filter(|offset| stored.is_some_and(|stored| stored != *offset));
     let watch = Watch {
         paused: row.try_get("paused").map_err(&failed)?,
-        revision: by_hand.map_or(revision, |offset| -1 - offset),
+        revision: Revision::At(by_hand.map_or(revision, |offset| -1 - offset)),
     };
     Ok((watch, row.try_get("server").map_err(&failed)?))
 }
 
 /// What is left for the whole consumer.
-pub(super) async fn backlog(
-    outbox: &PgOutbox,
-    table: &LogTable,
-    member: &Member,
-    block_on_dead: bool,
-) -> Result<Backlog> {
+pub(super) async fn backlog(outbox: &PgOutbox, table: &LogTable, member: &Member) -> Result<Backlog> {
     let c = &table.columns;
     let failed = doing("counting what is left");
     let mut conn = outbox.acquire().await?;
@@ -445,11 +436,11 @@ pub(super) async fn backlog(
     let row = sqlx::query(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(&member.streams)
         .bind(foreign)
         .bind(member.consumer())
-        .bind(block_on_dead)
+        .bind(member.block_on_dead)
         .fetch_one(conn.get())
         .await
         .map_err(&failed)?;

@@ -39,13 +39,12 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Code, Error, Result,
-    group::{Member, Members, Pulse},
+    Backlog, Capabilities, Code, Error, Result,
+    group::{Member, Members},
     log::{
-        Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch,
+        Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Revision, Standing, Start, Watch,
         open_publishers,
     },
-    queue::RowClaim,
 };
 use async_trait::async_trait;
 use sqlx::PgConnection;
@@ -58,10 +57,10 @@ use self::{
     publishers::Waiting,
     read::{Ask, Page},
 };
-use crate::{PgOutbox, columns::EventColumns, listen::Listener, members, outbox::Conn, session::Session};
-
-/// Into how many slots keys are hashed; partitions are made of slots.
-const SLOTS: u16 = 64;
+use crate::{
+    PgOutbox, columns::EventColumns, listen::Listener, members::Followers, outbox::Conn, session::Session,
+    slots,
+};
 
 /// How many rounds of deciding holes one read makes before it returns what it has.
 const HOLE_ROUNDS: u32 = 3;
@@ -79,6 +78,7 @@ impl PgOutbox {
 /// An outbox in PostgreSQL as a [`LogStore`].
 #[derive(Debug)]
 pub struct PgLog {
+    followers: Followers,
     outbox: PgOutbox,
     table: OnceLock<Arc<LogTable>>,
     listener: OnceLock<Listener>,
@@ -131,12 +131,12 @@ impl LogTable {
 
     /// The slot of a row's key.
     fn slot(&self) -> String {
-        format!("(hashtextextended(coalesce({}, ''), 0) & {})::smallint", self.columns.key(), SLOTS - 1)
+        slots::slot_of(&format!("coalesce({}, '')", self.columns.key()))
     }
 
     /// The partition of a row's key, of so many.
     fn partition(&self, count: u16) -> String {
-        if count <= 1 { "0::smallint".into() } else { format!("({} % {count})::smallint", self.slot()) }
+        slots::partition_of(&self.slot(), count)
     }
 
     /// The column that orders rows.
@@ -149,6 +149,7 @@ impl PgLog {
     /// A store over this outbox; [`PgOutbox::log`] makes a source of it at once.
     pub fn new(outbox: PgOutbox) -> Self {
         Self {
+            followers: Followers::new(outbox.clone()),
             outbox,
             table: OnceLock::new(),
             listener: OnceLock::new(),
@@ -213,39 +214,12 @@ impl PgLog {
 }
 
 #[async_trait]
-impl Members for PgLog {
-    async fn join(&self, member: &Member) -> Result<()> {
-        members::join(&self.outbox, &self.table()?.columns, member).await
-    }
-
-    async fn heartbeat(&self, member: &Member, _rows: &[RowClaim]) -> Result<Pulse> {
-        members::heartbeat(&self.outbox, &self.table()?.columns, member).await
-    }
-
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        members::take(&self.outbox, &self.table()?.columns, member, wanted).await
-    }
-
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        members::give(&self.outbox, &self.table()?.columns, member, partitions).await
-    }
-
-    async fn leave(&self, member: &Member) -> Result<()> {
-        // Without a table it was refused before it joined.
-        let Some(table) = self.table.get() else { return Ok(()) };
-        // The last settle came after the last heartbeat. Whoever starts next must know the log again.
-        if let Some(server) = self.server()
-            && let Err(error) = self.recognise(member, &server).await
-        {
-            tracing::debug!(%error, "could not note down where the consumer stands");
-        }
-        members::leave(&self.outbox, &table.columns, member).await
-    }
-}
-
-#[async_trait]
 impl LogStore for PgLog {
-    async fn open(&self) -> Result<()> {
+    fn members(&self) -> &dyn Members {
+        &self.followers
+    }
+
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         let mut conn = self.outbox.acquire().await?;
         let table = LogTable::load(&self.outbox, &mut conn).await?;
         let foreign_channel = self.outbox.spec.log.channel.is_some();
@@ -255,6 +229,7 @@ impl LogStore for PgLog {
         conn.commit().await?;
         crate::fits::at_start(&self.outbox, &table.columns, None).await?;
         let partitioned = table.partitioned;
+        self.followers.know(&table.columns);
         // Opening again after a failure further on finds these set already.
         let _ = self.table.set(Arc::new(table));
         let session = !self.outbox.pooled || self.outbox.options.listen_url.is_some();
@@ -263,6 +238,17 @@ impl LogStore for PgLog {
         }
         if partitioned {
             self.start_maintenance();
+        }
+        Ok(())
+    }
+
+    /// The last settle came after the last heartbeat. Whoever starts next must know the log again.
+    async fn before_leaving(&self, member: &Member) -> Result<()> {
+        if self.table.get().is_some()
+            && let Some(server) = self.server()
+            && let Err(error) = self.recognise(member, &server).await
+        {
+            tracing::debug!(%error, "could not note down where the consumer stands");
         }
         Ok(())
     }
@@ -287,7 +273,7 @@ impl LogStore for PgLog {
         self.recognise(member, &server).await?;
         // On another server, or after a restart, nothing that is remembered need be true.
         let moved = self.server().is_some_and(|before| before != server);
-        Ok(if moved { Watch { revision: i64::MIN, ..watch } } else { watch })
+        Ok(if moved { Watch { revision: Revision::Moved, ..watch } } else { watch })
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {
@@ -342,12 +328,12 @@ impl LogStore for PgLog {
         Ok(refused)
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
-        settle::unhold(&self.outbox, self.table()?, member, partitions, block_on_dead).await
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
+        settle::unhold(&self.outbox, self.table()?, member, partitions).await
     }
 
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
-        consumers::backlog(&self.outbox, self.table()?, member, block_on_dead).await
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
+        consumers::backlog(&self.outbox, self.table()?, member).await
     }
 
     async fn wait(&self, at_most: Duration) {

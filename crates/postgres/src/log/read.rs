@@ -12,7 +12,7 @@ use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
 use super::{LogTable, holes::Reach, numbers, parked::EVENT};
-use crate::{PgOutbox, columns::EventColumns, decode, error::doing};
+use crate::{PgOutbox, columns::EventColumns, decode, error::doing, slots};
 
 /// What a row costs in memory besides its payload, near enough.
 const ROW_OVERHEAD: usize = 512;
@@ -297,9 +297,12 @@ pub(crate) async fn due(
 ) -> Result<Due> {
     let count = request.member.partitions.max(1);
     let parked = outbox.own("parked");
-    let mine = format!("outbox = $1 AND consumer = $2 AND slot % {count} = ANY($3::smallint[])");
-    let behind = if request.by_key {
-        let blocked = if request.block_on_dead {
+    let mine = format!(
+        "outbox = $1 AND consumer = $2 AND {} = ANY($3::smallint[])",
+        slots::partition_of("slot", count)
+    );
+    let behind = if request.member.by_key() {
+        let blocked = if request.member.block_on_dead {
             format!(
                 "AND NOT EXISTS (SELECT FROM {parked} d WHERE d.outbox = $1 AND d.consumer = $2 AND d.key = h.key \
                  AND d.state <> 'waiting' AND d.seq < p.seq)"
@@ -316,8 +319,8 @@ pub(crate) async fn due(
     };
     // The first of its key that waits, and with nothing dead before it where that blocks. Filtered here, and not
     // only below, or blocked ones would take the places of others.
-    let first = if request.by_key {
-        let dead = if request.block_on_dead { "OR e.state <> 'waiting'" } else { "" };
+    let first = if request.member.by_key() {
+        let dead = if request.member.block_on_dead { "OR e.state <> 'waiting'" } else { "" };
         format!(
             "AND NOT EXISTS (SELECT FROM {parked} e WHERE e.outbox = $1 AND e.consumer = $2 AND e.key = p.key \
              AND e.seq < p.seq AND (e.state = 'waiting' AND (e.due_at IS NULL OR e.due_at > now()) {dead}))"
@@ -326,13 +329,14 @@ pub(crate) async fn due(
         String::new()
     };
     // Without order by key, what was held under another order waits for nothing.
-    let due = if request.by_key { "due_at <= now()" } else { "(due_at <= now() OR due_at IS NULL)" };
+    let due = if request.member.by_key() { "due_at <= now()" } else { "(due_at <= now() OR due_at IS NULL)" };
     let sql = format!(
         "WITH head AS (SELECT key, seq FROM {parked} p WHERE {mine} AND state = 'waiting' AND {due} \
            AND seq <> ALL($4::bigint[]) {first} ORDER BY due_at, seq LIMIT $5) \
-         SELECT p.seq AS place, (p.slot % {count})::smallint AS part, p.attempts, {EVENT} \
+         SELECT p.seq AS place, {part} AS part, p.attempts, {EVENT} \
          FROM head h CROSS JOIN LATERAL (SELECT * FROM {parked} p WHERE p.outbox = $1 AND p.consumer = $2 AND {behind}) p \
-         ORDER BY p.seq LIMIT $5"
+         ORDER BY p.seq LIMIT $5",
+        part = slots::partition_of("p.slot", count),
     );
     let mut conn = outbox.acquire().await?;
     let found = sqlx::query(AssertSqlSafe(sql))

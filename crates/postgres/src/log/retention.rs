@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Result,
+    group::GroupKind,
     log::{Pruned, Retention},
     table::{literal, quote},
 };
@@ -17,7 +18,7 @@ use super::{
     LogTable, consumers,
     partitions::{self, LOCK_TIMEOUT, Leaf},
 };
-use crate::{PgOutbox, columns::qualified, error::doing, members, outbox::Conn};
+use crate::{PgOutbox, columns::qualified, error::doing, groups, members, outbox::Conn};
 
 /// How many rows one statement removes.
 const CHUNK: i64 = 5_000;
@@ -135,10 +136,11 @@ async fn slowest(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result
             table = qualified(offsets.schema.as_deref(), &offsets.table),
         ),
         None => format!(
-            "SELECT c.name, p.last_seq FROM {} c JOIN {} p ON p.outbox = c.outbox AND p.grp = 'log:' || c.name \
+            "SELECT c.name, p.last_seq FROM {} c JOIN {} p ON p.outbox = c.outbox AND p.grp = {} \
              WHERE c.outbox = $1 ORDER BY p.last_seq LIMIT 1",
             outbox.own("consumer"),
-            outbox.own("partition")
+            outbox.own("partition"),
+            groups::stored(GroupKind::Log, "c.name")
         ),
     };
     sqlx::query_as(AssertSqlSafe(sql))

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Code, Error, Result,
+    group::{GroupKind, GroupName},
     log::{Seek, SeekOptions, SeekTo, check_offset},
     table::quote,
 };
@@ -17,7 +18,7 @@ use super::{
     holes::{self, Holes},
     witness,
 };
-use crate::{PgOutbox, columns::qualified, error::doing, members, outbox::Conn};
+use crate::{PgOutbox, columns::qualified, error::doing, groups, members, outbox::Conn};
 
 /// How long looking for the end waits for open publishers before it stops at their hole.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -41,11 +42,12 @@ pub(super) async fn latest(outbox: &PgOutbox, table: &LogTable) -> Result<i64> {
     let mut conn = outbox.acquire().await?;
     let (floor, _) = consumers::floor(outbox, &mut conn, table).await?;
     let sql = format!(
-        "WITH base AS (SELECT greatest($3, coalesce((SELECT max(last_seq) FROM {partition} WHERE outbox = $1 AND starts_with(grp, 'log:')), 0)) AS seq), \
+        "WITH base AS (SELECT greatest($3, coalesce((SELECT max(last_seq) FROM {partition} WHERE outbox = $1 AND {is_log}), 0)) AS seq), \
          rows AS (SELECT {seq} AS seq, lag({seq}, 1, (SELECT seq FROM base)) OVER (ORDER BY {seq}) AS before \
            FROM {table} t WHERE {seq} > (SELECT seq FROM base) AND {seq} <= $2) \
          SELECT coalesce((SELECT min(before) FROM rows WHERE seq > before + 1), (SELECT max(seq) FROM rows), (SELECT seq FROM base))",
         partition = outbox.own("partition"),
+        is_log = groups::is_kind("grp", GroupKind::Log),
         seq = table.seq(),
         table = table.columns.table,
     );
@@ -74,19 +76,19 @@ pub(super) async fn seek(
         SeekTo::Latest => Some(latest(outbox, &table).await?),
         _ => None,
     };
-    let group = format!("{}{consumer}", airtight_core::group::LOG_GROUP);
+    let group = GroupName::log(consumer);
     let mut conn = outbox.begin().await?;
     // Counted before anything is locked: it may take long, and relays that cannot settle lose their leases.
     let known = admin::require(outbox, &mut conn, &table, consumer).await?;
     let set_back = is_set_back(outbox, &mut conn, &table, consumer).await?;
     let about = target(outbox, &mut conn, &table, to, end, set_back).await?;
-    let (again, skipped) = count(outbox, &mut conn, &table, &known, &group, about, set_back).await?;
+    let (again, skipped) = count(outbox, &mut conn, &table, &known, group.stored(), about, set_back).await?;
     members::lock_group(outbox, &mut conn, &table.columns).await?;
     admin::require(outbox, &mut conn, &table, consumer).await?;
     let set_back = is_set_back(outbox, &mut conn, &table, consumer).await?;
     let to = target(outbox, &mut conn, &table, to, end, set_back).await?;
     witness::forget(outbox, &mut conn, &table, consumer, set_back).await?;
-    let (from, furthest) = lock_offsets(outbox, &mut conn, &table, consumer, &group).await?;
+    let (from, furthest) = lock_offsets(outbox, &mut conn, &table, consumer, group.stored()).await?;
     let mut seek =
         Seek { consumer: consumer.to_owned(), from, to, again, skipped, parked_dropped: 0, forgotten: 0 };
     if options.forget_inbox {
@@ -96,7 +98,7 @@ pub(super) async fn seek(
     if to < furthest {
         remember_replay(outbox, &mut conn, &table, consumer, to).await?;
     }
-    move_all(outbox, &mut conn, &table, consumer, &group, to).await?;
+    move_all(outbox, &mut conn, &table, consumer, group.stored(), to).await?;
     if options.dry_run {
         // What would happen has happened, to nobody.
         drop(conn);

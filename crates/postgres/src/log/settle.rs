@@ -25,6 +25,7 @@ use crate::{
     error::doing,
     queue::{LONGEST_WAIT, storable},
     session::Session,
+    slots,
 };
 
 /// Applies changes; returns the partitions that were refused. In a transaction of the caller's, unless only
@@ -49,9 +50,9 @@ pub(super) async fn apply(
     if !parked.is_empty() {
         keys.extend(update(outbox, conn, table, member, &parked).await?);
     }
-    if changes.by_key && !keys.is_empty() {
+    if member.by_key() && !keys.is_empty() {
         let keys: Vec<String> = keys.into_iter().collect();
-        free(outbox, conn, table, member.consumer(), &keys, changes.block_on_dead).await?;
+        free(outbox, conn, table, member.consumer(), &keys, member.block_on_dead).await?;
     }
     let refused = changes.moves.iter().map(|change| change.partition).filter(|n| !accepted.contains(n));
     Ok(refused.collect())
@@ -81,7 +82,7 @@ async fn move_offsets(
     let accepted: Vec<i16> = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
         .bind(&table.columns.outbox)
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(numbers(&partitions))
         .bind(column(|change| change.epoch))
         .bind(column(|change| change.from))
@@ -314,14 +315,13 @@ pub(crate) async fn unhold(
     table: &EventColumns,
     member: &Member,
     partitions: &[u16],
-    block_on_dead: bool,
 ) -> Result<u64> {
     let mut conn = outbox.begin().await?;
     let sql = format!(
         "SELECT DISTINCT key FROM {} WHERE outbox = $1 AND consumer = $2 AND state = 'waiting' AND due_at IS NULL \
-         AND slot % {} = ANY($3::smallint[])",
+         AND {} = ANY($3::smallint[])",
         outbox.own("parked"),
-        member.partitions.max(1)
+        slots::partition_of("slot", member.partitions)
     );
     let keys: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql))
         .persistent(!outbox.pooled)
@@ -334,7 +334,7 @@ pub(crate) async fn unhold(
     let freed = if keys.is_empty() {
         0
     } else {
-        free(outbox, conn.get(), table, member.consumer(), &keys, block_on_dead).await?
+        free(outbox, conn.get(), table, member.consumer(), &keys, member.block_on_dead).await?
     };
     conn.commit().await?;
     Ok(freed)

@@ -11,7 +11,7 @@
 //! Looked at with every heartbeat, and before a consumer starts. Whoever sees it writes it down, so that starting
 //! again is no way around it: until a seek, offsets may have moved over events that nobody delivered.
 
-use airtight_core::{Code, Error, Result, group::LOG_GROUP};
+use airtight_core::{Code, Error, Result, group::GroupName};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LogTable, consumers};
@@ -109,7 +109,7 @@ pub(super) async fn look(
         .persistent(!outbox.pooled)
         .bind(&c.outbox)
         .bind(consumer)
-        .bind(format!("{LOG_GROUP}{consumer}"))
+        .bind(GroupName::log(consumer).stored())
         .bind(remembered)
         .bind(foreign)
         .fetch_one(conn.get())

@@ -62,7 +62,6 @@ impl PgQueue {
 impl Members for PgQueue {
     async fn join(&self, member: &Member) -> Result<()> {
         let store = self.store()?;
-        store.check_member(member)?;
         members::join(&self.outbox, store, member).await?;
         store.joined(&self.outbox, member).await
     }
@@ -96,6 +95,10 @@ impl Members for PgQueue {
 
 #[async_trait]
 impl QueueStore for PgQueue {
+    fn members(&self) -> &dyn Members {
+        self
+    }
+
     fn table(&self) -> Option<&TableSpec> {
         Some(&self.outbox.spec)
     }

@@ -73,11 +73,6 @@ pub(crate) trait QueueTable: Deref<Target = Columns> + fmt::Debug + Send + Sync 
 /// What a relay does with a table. Each kind has its own statements for all of it.
 #[async_trait]
 pub(crate) trait Store: QueueTable {
-    /// Refuses a relay that the table cannot serve.
-    fn check_member(&self, _member: &Member) -> Result<()> {
-        Ok(())
-    }
-
     /// What is left to do when a relay has joined.
     async fn joined(&self, _outbox: &PgOutbox, _member: &Member) -> Result<()> {
         Ok(())

@@ -9,12 +9,13 @@ use std::time::Duration;
 use airtight_core::{
     Code, Error, Result,
     admin::Finding,
+    group::GroupKind,
     table::{Shape, literal, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LOCK_TIMEOUT, Names, TRIES, migrate_command};
-use crate::{PgOutbox, error::doing, log::partitions::is_locked, outbox::Conn};
+use crate::{PgOutbox, error::doing, groups, log::partitions::is_locked, outbox::Conn};
 
 /// Where a sequence stands, and where it must stand at least.
 struct Place {
@@ -147,9 +148,10 @@ impl PgOutbox {
         let consumers = match self.options.shape {
             Shape::Queue => String::new(),
             Shape::Log => format!(
-                ", (SELECT max(last_seq) FROM {} WHERE outbox = $1 AND starts_with(grp, 'log:')), \
+                ", (SELECT max(last_seq) FROM {} WHERE outbox = $1 AND {}), \
                  (SELECT floor FROM {} WHERE outbox = $1)",
                 self.own("partition"),
+                groups::is_kind("grp", GroupKind::Log),
                 self.own("log")
             ),
         };
@@ -178,9 +180,10 @@ impl PgOutbox {
             "SELECT c.name FROM {consumer} c WHERE c.outbox = $1 AND EXISTS (SELECT FROM {partition} p JOIN {table} o \
                ON o.seq <= p.last_seq AND (o.created_at >= p.moved_at \
                  OR o.created_at > (SELECT n.created_at FROM {table} n ORDER BY n.seq DESC LIMIT 1)) \
-               WHERE p.outbox = c.outbox AND p.grp = 'log:' || c.name) ORDER BY 1",
+               WHERE p.outbox = c.outbox AND p.grp = {group}) ORDER BY 1",
             consumer = self.own("consumer"),
             partition = self.own("partition"),
+            group = groups::stored(GroupKind::Log, "c.name"),
         );
         sqlx::query_scalar(AssertSqlSafe(sql))
             .persistent(!self.pooled)

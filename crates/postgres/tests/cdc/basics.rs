@@ -1,8 +1,9 @@
 //! What is delivered, in which order, and what is left behind.
 
-use airtight_core::{Code, Error};
+use airtight_core::{CancellationToken, Capabilities, Code, Delivery, Error, Outcome, Relay, Sink};
+use async_trait::async_trait;
 
-use crate::support::{Fixture, Recorder, SOON, event, name};
+use crate::support::{Fixture, Recorder, SOON, event, name, policy};
 use airtight_testkit::wait::eventually;
 
 #[tokio::test]
@@ -26,6 +27,36 @@ async fn what_commits_is_delivered_and_what_rolls_back_never_was() {
     let arrived: Vec<String> = events.iter().map(name).collect();
     assert_eq!(arrived, ["a:1", "a:2", "a:3", "a:4", "a:5", "b:1", "b:2"]);
     assert_eq!(events.iter().map(|event| event.seq).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 7, 8]);
+}
+
+/// The same sink, but it wants rows.
+struct WantsRows(Recorder);
+
+#[async_trait]
+impl Sink for WantsRows {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { wants_rows: true, ..self.0.capabilities() }
+    }
+
+    async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
+        self.0.deliver(batch).await
+    }
+}
+
+/// Nothing but the sink says so: there is no option that could differ from it.
+#[tokio::test]
+async fn events_carry_their_row_if_the_sink_wants_it() {
+    let Some(f) = Fixture::create("rows").await else { return };
+    f.publish("a", 1..3).await;
+    let sink = Recorder::default();
+    f.drain(&sink).await.unwrap();
+    assert!(sink.count() == 2 && sink.events().iter().all(|event| event.row.is_none()));
+
+    f.publish("a", 3..5).await;
+    let sink = Recorder::default();
+    let relay = Relay::new(f.outbox.cdc(f.options()).unwrap(), WantsRows(sink.clone())).policy(policy());
+    relay.drain(CancellationToken::new()).await.unwrap();
+    assert!(sink.count() == 2 && sink.events().iter().all(|event| event.row.is_some()));
 }
 
 #[tokio::test]

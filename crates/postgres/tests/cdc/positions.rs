@@ -128,7 +128,7 @@ async fn an_idle_reader_writes_little() {
     let sink = Recorder::default();
     f.publish("a", 1..2).await;
     let mut options = f.options();
-    options.log.lease = Duration::from_secs(30);
+    options.log.read.lease = Duration::from_secs(30);
     let relay = f.start_with(options, &sink);
     sink.has(1).await;
     f.streams().await;

@@ -441,7 +441,7 @@ async fn a_slot_of_another_kind() {
     assert!(error.message().contains("take another name (`--slot NAME`)"), "{error}");
     assert_eq!(f.number("SELECT count(*) FROM pg_publication").await, 0, "a refused start leaves none");
     let mut options = airtight_postgres::CdcOptions::slot(format!("{}_2", f.slot()));
-    options.log.lease = f.options().log.lease;
+    options.log.read.lease = f.options().log.read.lease;
     f.drain_with(options, &sink).await.unwrap();
     assert_eq!(f.lost(&sink, "b", 5), NONE);
 }

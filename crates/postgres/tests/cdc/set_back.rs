@@ -19,7 +19,7 @@ const LOGICAL: [&str; 1] = ["wal_level = logical"];
 /// Longer than any of these tests: nobody is evicted meanwhile.
 fn options(f: &Fixture) -> CdcOptions {
     let mut options = f.options();
-    options.log.lease = Duration::from_secs(120);
+    options.log.read.lease = Duration::from_secs(120);
     options
 }
 

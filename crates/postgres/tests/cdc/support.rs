@@ -58,7 +58,7 @@ impl Fixture {
     /// Slots are shared by all databases of the server, so each test has one of its own.
     pub(crate) fn options(&self) -> CdcOptions {
         let mut options = CdcOptions::slot(self.slot());
-        options.log.lease = Duration::from_secs(2);
+        options.log.read.lease = Duration::from_secs(2);
         options
     }
 

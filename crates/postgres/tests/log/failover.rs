@@ -22,7 +22,7 @@ async fn what_another_server_had_is_not_settled_here() {
         publish(&format!("k{n}")).await;
     }
     let reader = Reader { log: outbox.log(LogOptions::consumer("c")) };
-    reader.log.open().await.unwrap();
+    reader.log.open(&airtight_core::Capabilities::default()).await.unwrap();
     let batch = reader.look().await;
     assert_eq!(batch.len(), 4, "read, and being delivered");
     let crashed = tokio::task::spawn_blocking(move || {

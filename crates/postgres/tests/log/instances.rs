@@ -12,10 +12,8 @@ use crate::support::{Fixture, SOON};
 const LIMITS: Limits = Limits { events: 100, bytes: 8 << 20 };
 
 fn only(consumer: &str, streams: &[&str]) -> LogOptions {
-    LogOptions {
-        streams: streams.iter().map(|stream| (*stream).to_owned()).collect(),
-        ..LogOptions::consumer(consumer)
-    }
+    LogOptions::consumer(consumer)
+        .reading(|read| read.streams = streams.iter().map(|stream| (*stream).to_owned()).collect())
 }
 
 /// What it leaves out, the others would take for done.
@@ -47,24 +45,24 @@ async fn an_instance_whose_lease_has_run_out_is_gone_once_another_reads_otherwis
     f.sql("UPDATE airtight.relay SET expires_at = now() - interval '1 s'").await;
     let new = f.outbox.log(LogOptions::consumer("c"));
     use airtight_core::{
-        group::{Member, Members},
+        group::{GroupName, Member},
         log::LogStore,
     };
     let member = Member {
         id: uuid::Uuid::new_v4(),
         host: "here".into(),
-        group: "log:c".into(),
+        group: GroupName::log("c"),
         streams: Vec::new(),
         order: Order::Key,
         block_on_dead: false,
         lease: Duration::from_secs(20),
         partitions: 1,
     };
-    new.store().open().await.unwrap();
+    new.store().open(&airtight_core::Capabilities::default()).await.unwrap();
     new.store().attach(&member, airtight_core::log::Start::Earliest).await.unwrap();
     let left = f.number("SELECT count(*) FROM airtight.relay WHERE grp = 'log:c'").await;
     assert_eq!(left, 0, "the old one comes back with its next heartbeat, and reads otherwise");
-    new.store().leave(&member).await.unwrap();
+    new.store().members().leave(&member).await.unwrap();
 }
 
 /// A relay that outlived its consumer must leave nothing behind that a new one of that name begins with.

@@ -82,7 +82,7 @@ async fn the_relay_log_is_followed_as_its_document_says() {
     let pruned = f.outbox.prune_log(told, &|_| {}).await.unwrap();
     assert_eq!((pruned.events, pruned.floor), (4, 4));
     let late = f.outbox.log(LogOptions::consumer("index-v1"));
-    let error = late.open().await.unwrap_err();
+    let error = late.open(&airtight_core::Capabilities::default()).await.unwrap_err();
     assert_eq!(error.code(), "behind_retention", "{error}");
     late.close().await.unwrap();
     let seek = f.outbox.seek("index-v1", SeekTo::Earliest, SeekOptions::default()).await.unwrap();

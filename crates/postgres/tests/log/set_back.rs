@@ -7,7 +7,7 @@ use std::{
 };
 
 use airtight_core::{
-    Code, Error, Limits, Source, Verdict,
+    Capabilities, Code, Error, Limits, Source, Verdict,
     admin::Admin,
     log::{LogAdmin, LogOptions, ParkedFilter, SeekOptions, SeekTo},
 };
@@ -24,7 +24,7 @@ const FAULTS: [&str; 3] = [
 
 /// Beats often, so that the test need not wait for two seconds.
 fn quick() -> LogOptions {
-    LogOptions { lease: Duration::from_millis(800), ..LogOptions::consumer("c") }
+    LogOptions::consumer("c").reading(|read| read.lease = Duration::from_millis(800))
 }
 
 async fn publish(f: &Fixture, name: &str, count: usize) -> BTreeSet<String> {
@@ -92,7 +92,7 @@ async fn set_back_while_it_runs(test: &str, fault: &str, after: usize) {
     // It has an end: more events come before anybody looks.
     let late = publish(&f, "late", 60).await;
     let _ = reader.log.close().await;
-    let again = f.outbox.log(quick()).open().await.unwrap_err();
+    let again = f.outbox.log(quick()).open(&Capabilities::default()).await.unwrap_err();
     assert_eq!(again.code(), "sequence_behind", "a restart is no remedy: {again}");
     seek_earliest(&f, &error).await;
     let reader = f.reader_with(quick()).await;
@@ -141,7 +141,7 @@ async fn a_consumer_that_was_stopped_is_refused_whether_or_not_the_sequence_has_
 
             f.sql(fault).await;
             let new = publish(&f, "new", after).await;
-            let Err(error) = f.outbox.log(quick()).open().await else {
+            let Err(error) = f.outbox.log(quick()).open(&Capabilities::default()).await else {
                 panic!("{fault}, then {after}: it starts as if nothing were")
             };
             assert_eq!(error.code(), "sequence_behind", "{error}");

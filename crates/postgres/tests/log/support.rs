@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    Delivery, Limits, NewEvent, Settlement, Source, Verdict,
+    Capabilities, Delivery, Limits, NewEvent, Settlement, Source, Verdict,
     admin::Admin,
     log::{Log, LogOptions},
     table::Shape,
@@ -58,7 +58,7 @@ impl Fixture {
 
     pub(crate) async fn reader_with(&self, options: LogOptions) -> Reader {
         let log = self.outbox.log(options);
-        log.open().await.unwrap();
+        log.open(&Capabilities::default()).await.unwrap();
         Reader { log }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use airtight_core::{
-    NewEvent, Source,
+    Capabilities, NewEvent, Source,
     admin::Admin,
     log::{LogAdmin, LogOptions, Retention},
     table::{Shape, TableSpec},
@@ -253,7 +253,7 @@ async fn what_would_break_the_rule_is_refused_with_the_statement_that_mends_it()
     for (breaks, code, mends, mend) in cases {
         f.sql(breaks).await;
         let log = f.outbox.log(LogOptions::consumer("c"));
-        let error = log.open().await.unwrap_err();
+        let error = log.open(&Capabilities::default()).await.unwrap_err();
         assert_eq!(error.code(), code, "{breaks}: {error}");
         assert!(error.remedy().unwrap_or_default().contains(mends), "{breaks}: {error}");
         let _ = log.close().await;
@@ -276,14 +276,14 @@ async fn row_security_that_hides_rows_is_refused() {
     let url = f.db.url().replace("//airtight@", &format!("//{role}@"));
     let outbox =
         PgOutbox::connect(&url, PgOptions { shape: Shape::Log, ..PgOptions::default() }).await.unwrap();
-    let error = outbox.log(LogOptions::consumer("c")).open().await.unwrap_err();
+    let error = outbox.log(LogOptions::consumer("c")).open(&Capabilities::default()).await.unwrap_err();
     assert_eq!(error.code(), "row_security", "{error}");
     let remedy = error.remedy().unwrap();
     assert_eq!(remedy, format!("ALTER ROLE {role} BYPASSRLS"));
     f.publish("k", 1).await;
     f.sql(remedy).await;
     let reader = Reader { log: outbox.log(LogOptions::consumer("c")) };
-    reader.log.open().await.unwrap();
+    reader.log.open(&Capabilities::default()).await.unwrap();
     assert_eq!(reader.seqs(1).await, [1]);
     reader.close().await;
     outbox.pool().close().await;
@@ -302,7 +302,7 @@ async fn a_column_without_a_sequence_is_refused() {
     let spec = TableSpec::canonical_log(Some("public"), "journal");
     let outbox =
         PgOutbox::connect(&f.db.url(), PgOptions { spec: Some(spec), ..PgOptions::default() }).await.unwrap();
-    let error = outbox.log(LogOptions::consumer("c")).open().await.unwrap_err();
+    let error = outbox.log(LogOptions::consumer("c")).open(&Capabilities::default()).await.unwrap_err();
     assert_eq!(error.code(), "no_sequence", "{error}");
     assert!(error.remedy().unwrap().contains("SET DEFAULT nextval"), "{error}");
     let findings = outbox.check().await.unwrap();
@@ -318,7 +318,7 @@ async fn a_column_without_a_sequence_is_refused() {
     f.sql(remedy).await;
     f.sql(&row("DEFAULT")).await;
     let reader = Reader { log: outbox.log(LogOptions::consumer("c")) };
-    reader.log.open().await.unwrap();
+    reader.log.open(&Capabilities::default()).await.unwrap();
     assert_eq!(reader.seqs(2).await, [1, 2], "what was there, and what came since");
     reader.close().await;
 }
@@ -356,7 +356,7 @@ async fn retention_behind_an_open_transaction_holds_publishers_up_for_a_moment_o
 #[tokio::test]
 async fn a_queue_is_not_followed_and_a_log_is_not_claimed() {
     let Some(f) = Fixture::with("shapes", PgOptions::default()).await else { return };
-    let error = f.outbox.log(LogOptions::consumer("c")).open().await.unwrap_err();
+    let error = f.outbox.log(LogOptions::consumer("c")).open(&Capabilities::default()).await.unwrap_err();
     assert!(error.code() == "wrong_shape" && error.message().contains("--shape log"), "{error}");
     let log = PgOutbox::connect(&f.db.url(), PgOptions { shape: Shape::Log, ..PgOptions::default() })
         .await
@@ -366,7 +366,11 @@ async fn a_queue_is_not_followed_and_a_log_is_not_claimed() {
     let second = PgOptions { shape: Shape::Log, table: "events".into(), ..PgOptions::default() };
     let second = PgOutbox::connect(&f.db.url(), second).await.unwrap();
     second.migrate().await.unwrap();
-    let error = second.queue(airtight_core::queue::QueueOptions::default()).open().await.unwrap_err();
+    let error = second
+        .queue(airtight_core::queue::QueueOptions::default())
+        .open(&Capabilities::default())
+        .await
+        .unwrap_err();
     assert_eq!(error.code(), "no_status", "{error}");
     let found = PgOptions { table: "events".into(), ..PgOptions::default() };
     let found = PgOutbox::connect(&f.db.url(), found).await.unwrap().detect().await.unwrap();

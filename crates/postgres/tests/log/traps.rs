@@ -212,7 +212,7 @@ async fn a_writer_that_is_killed_leaves_a_hole_that_is_passed() {
 #[tokio::test]
 async fn what_retention_has_removed_is_an_error_and_no_hole() {
     use airtight_core::{
-        Limits,
+        Capabilities, Limits,
         log::{LogAdmin, Retention},
     };
     let Some(f) = Fixture::create("floor").await else { return };
@@ -227,12 +227,12 @@ async fn what_retention_has_removed_is_an_error_and_no_hole() {
     assert_eq!((pruned.events, pruned.floor), (4, 4));
     // One that stands below the floor, by its memory alone.
     let late = f.outbox.log(airtight_core::log::LogOptions::consumer("late"));
-    late.open().await.unwrap();
+    late.open(&Capabilities::default()).await.unwrap();
     f.sql("UPDATE airtight.partition SET last_seq = 2 WHERE grp = 'log:late'").await;
     let error = late.close().await.err();
     drop(error);
     let late = f.outbox.log(airtight_core::log::LogOptions::consumer("late"));
-    let error = late.open().await.unwrap_err();
+    let error = late.open(&Capabilities::default()).await.unwrap_err();
     assert_eq!(error.code(), "behind_retention", "{error}");
     assert!(error.message().contains("Rebuilding a consumer"), "{error}");
     late.close().await.unwrap();

@@ -28,7 +28,7 @@ async fn keys_that_are_blocked_hold_up_no_others() {
     reader.settle(&batch[3..4], &retry(soon)).await;
     reader.close().await;
     // From now on it does.
-    let reader = f.reader_with(LogOptions { block_on_dead: true, ..LogOptions::consumer("c") }).await;
+    let reader = f.reader_with(LogOptions::consumer("c").reading(|read| read.block_on_dead = true)).await;
     f.publish("free", 1).await;
     let batch = reader.look().await;
     assert_eq!(batch.len(), 1, "{batch:?}");

@@ -47,7 +47,10 @@ impl Drop for Process {
 }
 
 pub(crate) fn group_options() -> LogOptions {
-    LogOptions { partitions: 8, lease: crate::group::LEASE, ..LogOptions::consumer("group") }
+    LogOptions::consumer("group").reading(|read| {
+        read.partitions = 8;
+        read.lease = crate::group::LEASE;
+    })
 }
 
 #[tokio::test]
@@ -59,8 +62,8 @@ async fn a_consumer_of_its_own() {
     let never = CancellationToken::new();
     match role.as_str() {
         "counter" | "counter-drain" => {
-            let options =
-                LogOptions { lease: std::time::Duration::from_secs(1), ..LogOptions::consumer("counter") };
+            let options = LogOptions::consumer("counter")
+                .reading(|read| read.lease = std::time::Duration::from_secs(1));
             let log = outbox.log(options);
             let handlers = counting(&outbox).with_log(&log);
             let relay = Relay::new(log, handlers).policy(Policy { batch_events: 50, ..Policy::default() });

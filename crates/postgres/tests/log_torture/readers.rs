@@ -11,7 +11,7 @@ use std::{
 };
 
 use airtight_core::{
-    Limits, Settlement, Source, Verdict,
+    Capabilities, Limits, Settlement, Source, Verdict,
     admin::Admin,
     log::{LogAdmin, LogOptions},
     table::Shape,
@@ -45,9 +45,9 @@ pub(crate) async fn follow(
     seen: Seen,
 ) {
     while !stop.load(Ordering::Relaxed) {
-        let options = LogOptions { lease: Duration::from_secs(1), ..LogOptions::consumer(consumer) };
+        let options = LogOptions::consumer(consumer).reading(|read| read.lease = Duration::from_secs(1));
         let log = outbox.log(options);
-        if log.open().await.is_err() {
+        if log.open(&Capabilities::default()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         }

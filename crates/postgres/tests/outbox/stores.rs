@@ -31,7 +31,7 @@ fn copied() -> TableSpec {
 /// Fails the first event, and gives the others back; says how many leases were in the side table meanwhile.
 async fn leases_beside(outbox: &PgOutbox) -> i64 {
     let queue = outbox.queue(QueueOptions { order: Order::Key, ..QueueOptions::default() });
-    queue.open().await.unwrap();
+    queue.open(&airtight_core::Capabilities::default()).await.unwrap();
     let batch = queue.next(Limits { events: 10, bytes: 1 << 20 }).await.unwrap();
     assert_eq!(batch.deliveries.len(), 3);
     let beside = sqlx::query_scalar("SELECT count(*) FROM airtight.side WHERE claim_token IS NOT NULL")

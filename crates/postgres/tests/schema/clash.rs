@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, NewEvent, Source,
+    Capabilities, Error, NewEvent, Source,
     admin::Admin,
     log::{LogAdmin, LogOptions, SeekOptions, SeekTo},
     table::Shape,
@@ -118,7 +118,8 @@ async fn a_plain_insert_is_refused_by_the_server() {
 async fn seek_as_told(f: &Fixture, did: &[String], consumer: &str) {
     let told = format!("`airtight consumers seek {consumer} --earliest`");
     assert!(did.iter().any(|line| line.contains(&told)), "{did:?}");
-    let error = f.outbox.log(LogOptions::consumer(consumer)).open().await.unwrap_err();
+    let error =
+        f.outbox.log(LogOptions::consumer(consumer)).open(&Capabilities::default()).await.unwrap_err();
     assert!(error.code() == "sequence_behind" && error.remedy() == Some(told.as_str()), "{error}");
     f.outbox.seek(consumer, SeekTo::Earliest, SeekOptions::default()).await.unwrap();
 }

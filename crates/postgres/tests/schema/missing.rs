@@ -1,6 +1,8 @@
 //! Things that somebody dropped: `check` names them, `migrate` makes them again and says what is gone.
 
-use airtight_core::{NewEvent, Source, admin::Admin, log::LogOptions, queue::QueueOptions, table::Shape};
+use airtight_core::{
+    Capabilities, NewEvent, Source, admin::Admin, log::LogOptions, queue::QueueOptions, table::Shape,
+};
 use airtight_postgres::{PgOptions, PgOutbox};
 use airtight_testkit::postgres::TestDb;
 use sqlx::{AssertSqlSafe, PgPool};
@@ -160,7 +162,7 @@ async fn a_log_that_was_dropped_goes_on_behind_its_consumers() {
     let ahead = f.reader("ahead").await;
     assert_eq!(ahead.seqs(1).await, [81]);
     let error = f.outbox.log(LogOptions::consumer("behind"));
-    let opened = match error.open().await {
+    let opened = match error.open(&Capabilities::default()).await {
         Ok(()) => error.next(airtight_core::Limits { events: 1, bytes: 1 << 20 }).await.map(|_| ()),
         Err(error) => Err(error),
     };

@@ -1,8 +1,8 @@
 //! What no relay could deliver is refused when it is written, whoever writes it.
 
 use airtight_core::{
-    NewEvent, Order, Policy, Relay, admin::Admin, event::MAX_PAYLOAD_BYTES, log::LogOptions,
-    queue::QueueOptions, sinks::MemorySink, state::State, table::Shape,
+    NewEvent, Relay, admin::Admin, event::MAX_PAYLOAD_BYTES, log::LogOptions, queue::QueueOptions,
+    sinks::MemorySink, state::State, table::Shape,
 };
 use airtight_postgres::{PgOptions, PgOutbox};
 use airtight_testkit::{postgres::TestDb, wait::eventually};
@@ -30,16 +30,11 @@ async fn run(pool: &PgPool, sql: &str) -> Result<(), String> {
 async fn drain(outbox: &PgOutbox) -> MemorySink {
     let sink = MemorySink::new();
     let stop = CancellationToken::new();
-    let policy = Policy { order: Order::Key, ..Policy::default() };
     if outbox.spec().status.is_some() {
-        Relay::new(outbox.queue(QueueOptions::default()), sink.clone())
-            .policy(policy)
-            .drain(stop)
-            .await
-            .unwrap();
+        Relay::new(outbox.queue(QueueOptions::default()), sink.clone()).drain(stop).await.unwrap();
     } else {
         let log = outbox.log(LogOptions::consumer("c"));
-        Relay::new(log, sink.clone()).policy(policy).drain(stop).await.unwrap();
+        Relay::new(log, sink.clone()).drain(stop).await.unwrap();
     }
     sink
 }

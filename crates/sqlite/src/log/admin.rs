@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use airtight_core::{
     Code, Error, Result,
     admin::Detail,
-    group::LOG_GROUP,
+    group::GroupName,
     log::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Retention, Seek,
         SeekOptions, SeekTo, unknown_consumer,
@@ -69,13 +69,13 @@ impl LogAdmin for SqliteOutbox {
                 format!("a relay on {} works for consumer `{consumer}`: stop it first", instance.host),
             ));
         }
-        let group = format!("{LOG_GROUP}{consumer}");
+        let group = GroupName::log(consumer);
         for (statement, name) in [
             ("DELETE FROM airtight_consumer WHERE outbox = {} AND name = ?1", consumer),
             ("DELETE FROM airtight_offset WHERE outbox = {} AND consumer = ?1", consumer),
             ("DELETE FROM airtight_parked WHERE outbox = {} AND consumer = ?1", consumer),
-            ("DELETE FROM airtight_partition WHERE outbox = {} AND grp = ?1", &*group),
-            ("DELETE FROM airtight_relay WHERE outbox = {} AND grp = ?1", &*group),
+            ("DELETE FROM airtight_partition WHERE outbox = {} AND grp = ?1", group.stored()),
+            ("DELETE FROM airtight_relay WHERE outbox = {} AND grp = ?1", group.stored()),
         ] {
             let statement = statement.replace("{}", sql.name());
             sqlx::query(AssertSqlSafe(statement)).bind(name).execute(&mut *conn).await.map_err(db)?;
@@ -268,7 +268,7 @@ async fn instances(conn: &mut SqliteConnection, sql: &Sql, consumer: &str) -> Re
         sql.name()
     );
     let rows = sqlx::query(AssertSqlSafe(select))
-        .bind(format!("{LOG_GROUP}{consumer}"))
+        .bind(GroupName::log(consumer).stored())
         .fetch_all(conn)
         .await
         .map_err(db)?;
@@ -299,7 +299,7 @@ async fn partition_offsets(
     );
     let rows = sqlx::query(AssertSqlSafe(select))
         .bind(consumer)
-        .bind(format!("{LOG_GROUP}{consumer}"))
+        .bind(GroupName::log(consumer).stored())
         .fetch_all(conn)
         .await
         .map_err(db)?;

@@ -3,7 +3,7 @@
 use airtight_core::{
     Code, Error, Order, Result,
     group::Member,
-    log::{Replay, Standing, Start, Watch, behind_retention, unknown_consumer},
+    log::{Replay, Revision, Standing, Start, Watch, behind_retention, unknown_consumer},
 };
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -94,7 +94,7 @@ async fn refuse_live(conn: &mut SqliteConnection, sql: &Sql, member: &Member, be
         sql.name()
     );
     sqlx::query(AssertSqlSafe(evict))
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id.to_string())
         .execute(&mut *conn)
         .await
@@ -106,7 +106,7 @@ async fn refuse_live(conn: &mut SqliteConnection, sql: &Sql, member: &Member, be
         sql.name()
     );
     let host: Option<String> = sqlx::query_scalar(AssertSqlSafe(select))
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.id.to_string())
         .bind(repartitions)
         .bind(json!(member.streams).to_string())
@@ -142,10 +142,10 @@ async fn repartition(conn: &mut SqliteConnection, sql: &Sql, member: &Member, pa
     let consumer = member.consumer();
     for (statement, name) in [
         // They hold no lease any more; gone, they cannot come back to one.
-        ("DELETE FROM airtight_relay WHERE outbox = {} AND grp = ?1", &*member.group),
+        ("DELETE FROM airtight_relay WHERE outbox = {} AND grp = ?1", member.group.stored()),
         (
             "UPDATE airtight_partition SET owner = NULL, epoch = epoch + 1 WHERE outbox = {} AND grp = ?1",
-            &*member.group,
+            member.group.stored(),
         ),
         (
             "UPDATE airtight_offset SET last_seq = (SELECT min(last_seq) FROM airtight_offset \
@@ -160,7 +160,7 @@ async fn repartition(conn: &mut SqliteConnection, sql: &Sql, member: &Member, pa
             .map_err(db)?;
     }
     for (statement, name) in [
-        ("DELETE FROM airtight_partition WHERE outbox = {} AND grp = ?1 AND n >= ?2", &*member.group),
+        ("DELETE FROM airtight_partition WHERE outbox = {} AND grp = ?1 AND n >= ?2", member.group.stored()),
         ("DELETE FROM airtight_offset WHERE outbox = {} AND consumer = ?1 AND n >= ?2", consumer),
     ] {
         sqlx::query(AssertSqlSafe(statement.replace("{}", sql.name())))
@@ -211,7 +211,7 @@ pub(super) async fn positions(
         sql.name()
     );
     let rows = sqlx::query(AssertSqlSafe(select))
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.consumer())
         .bind(member.id.to_string())
         .bind(&numbers)
@@ -277,7 +277,7 @@ pub(super) async fn watch(outbox: &SqliteOutbox, member: &Member) -> Result<Watc
     let Some(row) = row else {
         return Err(unknown_consumer(member.consumer(), &names(&mut conn, sql).await?));
     };
-    Ok(Watch { paused: row.try_get(0).map_err(db)?, revision: row.try_get(1).map_err(db)? })
+    Ok(Watch { paused: row.try_get(0).map_err(db)?, revision: Revision::At(row.try_get(1).map_err(db)?) })
 }
 
 /// All consumers' names.

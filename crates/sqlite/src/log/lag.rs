@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use airtight_core::{Backlog, Order, Result, group::Member};
+use airtight_core::{Backlog, Result, group::Member};
 use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
@@ -178,7 +178,7 @@ fn not_parked(sql: &Sql, consumer: usize) -> String {
     )
 }
 
-pub(super) async fn backlog(outbox: &SqliteOutbox, member: &Member, block_on_dead: bool) -> Result<Backlog> {
+pub(super) async fn backlog(outbox: &SqliteOutbox, member: &Member) -> Result<Backlog> {
     let sql = outbox.log_sql()?;
     let mut tx = outbox.snapshot().await?;
     let conn = &mut *tx;
@@ -198,7 +198,7 @@ pub(super) async fn backlog(outbox: &SqliteOutbox, member: &Member, block_on_dea
     let blocked = integer(&row, 1).unwrap_or(0).unsigned_abs();
     Ok(Backlog {
         unfinished: ahead.events + waiting,
-        blocked: if block_on_dead && member.order == Order::Key { blocked } else { 0 },
+        blocked: if member.block_on_dead && member.by_key() { blocked } else { 0 },
         ..Backlog::default()
     })
 }

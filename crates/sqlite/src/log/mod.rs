@@ -38,10 +38,9 @@ mod settle;
 use std::time::Duration;
 
 use airtight_core::{
-    Backlog, Code, Error, Result,
-    group::{Member, Members, Pulse},
+    Backlog, Capabilities, Code, Error, Result,
+    group::{self, Member, Members},
     log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
-    queue::RowClaim,
 };
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -54,9 +53,7 @@ pub(crate) use self::{
 };
 use crate::{
     error::db,
-    members,
     outbox::SqliteOutbox,
-    publish::hash_of,
     schema,
     sql::{Sql, time},
     watch::CommitWatch,
@@ -77,32 +74,12 @@ impl SqliteLog {
 }
 
 #[async_trait]
-impl Members for SqliteLog {
-    async fn join(&self, member: &Member) -> Result<()> {
-        self.outbox.log_sql()?;
-        members::join(&self.outbox, member).await
-    }
-
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        members::heartbeat(&self.outbox, member, rows).await
-    }
-
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        members::take(&self.outbox, member, wanted).await
-    }
-
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        members::give(&self.outbox, member, partitions).await
-    }
-
-    async fn leave(&self, member: &Member) -> Result<()> {
-        members::leave(&self.outbox, member).await
-    }
-}
-
-#[async_trait]
 impl LogStore for SqliteLog {
-    async fn open(&self) -> Result<()> {
+    fn members(&self) -> &dyn Members {
+        &self.outbox
+    }
+
+    async fn open(&self, _sink: &Capabilities) -> Result<()> {
         let mut conn = self.outbox.acquire().await?;
         // First, since it knows best what the file holds.
         schema::refuse_other_shape(&mut conn, self.outbox.sql()).await?;
@@ -141,12 +118,12 @@ impl LogStore for SqliteLog {
         Ok(refused)
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
-        parked::unhold(&self.outbox, member, partitions, block_on_dead).await
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
+        parked::unhold(&self.outbox, member, partitions).await
     }
 
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
-        lag::backlog(&self.outbox, member, block_on_dead).await
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
+        lag::backlog(&self.outbox, member).await
     }
 
     async fn wait(&self, at_most: Duration) {
@@ -154,10 +131,9 @@ impl LogStore for SqliteLog {
     }
 }
 
-/// The partition of a key. The same hash as the queue's, so that it never changes.
+/// The partition of a key. The same as the queue's, so that it never changes.
 fn partition_of(key: &str, partitions: u16) -> u16 {
-    let hash = u16::try_from(hash_of(key.as_bytes())).unwrap_or(0);
-    hash % partitions.max(1)
+    group::partition_of(group::hash_of(key.as_bytes()), partitions)
 }
 
 /// The column that ascends, which every log has: see [`unfollowable`].

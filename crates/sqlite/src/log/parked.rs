@@ -117,15 +117,10 @@ pub(crate) fn rule_statements(sql: &Sql, within: &str, block_on_dead: bool) -> [
     ]
 }
 
-pub(super) async fn unhold(
-    outbox: &SqliteOutbox,
-    member: &Member,
-    partitions: &[u16],
-    block_on_dead: bool,
-) -> Result<u64> {
+pub(super) async fn unhold(outbox: &SqliteOutbox, member: &Member, partitions: &[u16]) -> Result<u64> {
     let sql = outbox.log_sql()?;
     let mut tx = outbox.begin().await?;
-    let rule = Rule { sql, consumer: member.consumer(), block_on_dead };
+    let rule = Rule { sql, consumer: member.consumer(), block_on_dead: member.block_on_dead };
     let freed = rule.restore(tx.conn(), Scope::Partitions(partitions)).await?;
     tx.commit().await?;
     Ok(freed)
@@ -142,11 +137,11 @@ pub(super) async fn due(outbox: &SqliteOutbox, request: &ReadRequest<'_>, except
          AND h.seq NOT IN (SELECT value FROM json_each(?3))",
         sql.name()
     );
-    if request.by_key {
-        can.push_str(&format!(" AND NOT {}", behind("h", request.block_on_dead)));
+    if request.member.by_key() {
+        can.push_str(&format!(" AND NOT {}", behind("h", request.member.block_on_dead)));
     }
     // Without an order nothing is held: what an earlier order held back is due.
-    let when = if request.by_key { "h.next_retry_at" } else { "COALESCE(h.next_retry_at, '')" };
+    let when = if request.member.by_key() { "h.next_retry_at" } else { "COALESCE(h.next_retry_at, '')" };
     let heads = format!(
         "SELECT h.seq FROM airtight_parked AS h WHERE {can} AND {when} <= {NOW} ORDER BY h.seq LIMIT ?4"
     );
@@ -174,9 +169,10 @@ pub(super) async fn due(outbox: &SqliteOutbox, request: &ReadRequest<'_>, except
             next.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.001)).unwrap_or(Duration::MAX));
         return Ok(Due { rows: Vec::new(), next_in });
     }
-    let which = if request.by_key {
+    let which = if request.member.by_key() {
         let blocked = earlier("o", "'dead', 'unknown'");
-        let unblocked = if request.block_on_dead { format!(" AND NOT {blocked}") } else { String::new() };
+        let unblocked =
+            if request.member.block_on_dead { format!(" AND NOT {blocked}") } else { String::new() };
         format!(
             "o.aggregate_id IN (SELECT h.aggregate_id FROM json_each(?4) AS j CROSS JOIN airtight_parked AS h \
              WHERE h.outbox = {} AND h.consumer = ?1 AND h.seq = j.value){unblocked}",

@@ -5,7 +5,7 @@
 
 use airtight_core::{
     Code, Error, Result,
-    group::LOG_GROUP,
+    group::GroupName,
     log::{Seek, SeekOptions, SeekTo, check_offset},
 };
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -73,12 +73,12 @@ pub(super) async fn seek(
     if to < greatest(&offsets) {
         remember_replay(conn, sql, consumer, to).await?;
     }
-    let group = format!("{LOG_GROUP}{consumer}");
+    let group = GroupName::log(consumer);
     execute(
         conn,
         sql,
         "UPDATE airtight_partition SET owner = NULL, epoch = epoch + 1 WHERE outbox = {} AND grp = ?1 AND ?2 IS NOT NULL",
-        &group,
+        group.stored(),
         to,
     )
     .await?;

@@ -46,10 +46,10 @@ pub(crate) async fn settle_in(
     let park = ours(&changes.park);
     let mut keys = copy(conn, sql, member.consumer(), &park).await?;
     keys.extend(update(conn, sql, member.consumer(), &ours(&changes.parked)).await?);
-    if changes.by_key {
+    if member.by_key() {
         keys.sort_unstable();
         keys.dedup();
-        let rule = Rule { sql, consumer: member.consumer(), block_on_dead: changes.block_on_dead };
+        let rule = Rule { sql, consumer: member.consumer(), block_on_dead: member.block_on_dead };
         rule.restore(conn, Scope::Keys(&keys)).await?;
     }
     Ok(refused)
@@ -80,7 +80,7 @@ async fn move_offsets(
     );
     let moved: Vec<u16> = sqlx::query_scalar(AssertSqlSafe(update))
         .bind(Value::from(items).to_string())
-        .bind(&member.group)
+        .bind(member.group.stored())
         .bind(member.consumer())
         .bind(member.id.to_string())
         .fetch_all(conn)

@@ -8,6 +8,7 @@ use std::{
 use airtight_core::{
     Code, Error, Order, Verdict,
     admin::{Acted, Admin, Filter, Prune},
+    queue::QueueStore,
     state::State,
 };
 
@@ -136,7 +137,7 @@ async fn check_names_streams_that_nobody_reads() {
     other.streams = vec!["elsewhere".into()];
     let other = Hand::join(&fixture.outbox, other).await;
     assert_eq!(fixture.outbox.check().await.unwrap().len(), 1);
-    airtight_core::group::Members::leave(&other.store, &other.member).await.unwrap();
+    other.store.members().leave(&other.member).await.unwrap();
     let _all = fixture.relay(Order::Key).await;
     assert!(fixture.outbox.check().await.unwrap().is_empty());
 }

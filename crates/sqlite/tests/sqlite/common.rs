@@ -5,7 +5,7 @@ use std::time::Duration;
 use airtight_core::{
     Code, Error, NewEvent, Order, Result, Verdict,
     admin::Admin,
-    group::{Member, Members},
+    group::{GroupKind, GroupName, Member},
     queue::{ClaimRequest, Claimed, QueueStore, RowClaim, RowKey},
     table::Shape,
 };
@@ -87,7 +87,7 @@ pub(crate) fn member(order: Order) -> Member {
     Member {
         id: Uuid::new_v4(),
         host: "test:1".into(),
-        group: format!("{}:*", order.as_str()),
+        group: GroupName::new(GroupKind::Queue, &format!("{}:*", order.as_str())),
         streams: Vec::new(),
         order,
         block_on_dead: false,
@@ -133,9 +133,9 @@ impl Hand {
     pub(crate) async fn join(outbox: &SqliteOutbox, member: Member) -> Self {
         let store = SqliteQueue::new(outbox.clone());
         store.open().await.unwrap();
-        store.join(&member).await.unwrap();
+        store.members().join(&member).await.unwrap();
         let wanted: Vec<u16> = (0..member.partitions).collect();
-        let partitions = store.take(&member, &wanted).await.unwrap();
+        let partitions = store.members().take(&member, &wanted).await.unwrap();
         Self { store, member, partitions, tokens: Vec::new(), bytes: 1 << 20, max_payload: 1 << 20 }
     }
 

@@ -145,7 +145,7 @@ impl Running {
 }
 
 fn options(name: &str) -> LogOptions {
-    LogOptions { lease: Duration::from_millis(800), ..LogOptions::consumer(name) }
+    LogOptions::consumer(name).reading(|read| read.lease = Duration::from_millis(800))
 }
 
 fn retryable() -> Error {
@@ -176,7 +176,7 @@ async fn every_consumer_sees_everything_in_order() {
     let fixture = Fixture::log().await;
     let (one, two) = (Notes::default(), Notes::default());
     let relays = [("one", &one), ("two", &two)]
-        .map(|(name, sink)| Running::start(&fixture.outbox, options(name), sink.clone(), policy(Order::Key)));
+        .map(|(name, sink)| Running::start(&fixture.outbox, options(name), sink.clone(), policy()));
     let writer = fixture.second().await.detect().await.unwrap();
     for round in 0..20 {
         let events: Vec<_> = (0..10).map(|n| event(&format!("k{}", (round + n) % 7))).collect();
@@ -197,16 +197,16 @@ async fn every_consumer_sees_everything_in_order() {
     // The next start repeats nothing, and a late one begins at the beginning.
     let again = Notes::default();
     fixture.publish(&["last"]).await;
-    let relay = Relay::new(fixture.outbox.log(options("one")), again.clone()).policy(policy(Order::Key));
+    let relay = Relay::new(fixture.outbox.log(options("one")), again.clone()).policy(policy());
     relay.drain(CancellationToken::new()).await.unwrap();
     assert_eq!(again.seqs(), [201]);
     let late = Notes::default();
-    let relay = Relay::new(fixture.outbox.log(options("late")), late.clone()).policy(policy(Order::Key));
+    let relay = Relay::new(fixture.outbox.log(options("late")), late.clone()).policy(policy());
     relay.drain(CancellationToken::new()).await.unwrap();
     assert_eq!(late.seqs().len(), 201);
     let latest = Notes::default();
     let from_now = LogOptions { start: Start::Latest, ..options("latest") };
-    let relay = Relay::new(fixture.outbox.log(from_now), latest.clone()).policy(policy(Order::Key));
+    let relay = Relay::new(fixture.outbox.log(from_now), latest.clone()).policy(policy());
     relay.drain(CancellationToken::new()).await.unwrap();
     assert_eq!(latest.seqs(), Vec::<i64>::new());
 }
@@ -216,7 +216,7 @@ async fn a_failing_key_waits_and_all_others_go_on() {
     let fixture = Fixture::log().await;
     let sink = Notes::default();
     sink.fail("bad", retryable());
-    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy(Order::Key));
+    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy());
     for _ in 0..10 {
         fixture.publish(&["bad", "good", "fine"]).await;
     }
@@ -245,7 +245,7 @@ async fn a_dead_event_stays_and_its_key_goes_on() {
     let fixture = Fixture::log().await;
     let sink = Notes::default();
     sink.fail("bad", permanent());
-    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy(Order::Key));
+    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy());
     fixture.publish(&["bad", "good"]).await;
     eventually(LONG, "it to be dead", async || only(&fixture.outbox).await.dead == 1).await;
     sink.mend();
@@ -262,13 +262,12 @@ async fn a_dead_event_that_blocks_holds_its_key_until_a_person_acts() {
     let fixture = Fixture::log().await;
     let sink = Notes::default();
     sink.fail("bad", permanent());
-    let blocking = LogOptions { block_on_dead: true, ..options("one") };
-    let order = Policy { block_on_dead: true, ..policy(Order::Key) };
+    let blocking = options("one").reading(|read| read.block_on_dead = true);
     fixture.publish(&["bad", "good", "bad", "good"]).await;
-    let relay = Relay::new(fixture.outbox.log(blocking.clone()), sink.clone()).policy(order.clone());
+    let relay = Relay::new(fixture.outbox.log(blocking.clone()), sink.clone()).policy(policy());
     relay.drain(CancellationToken::new()).await.unwrap();
     sink.mend();
-    let relay = Running::start(&fixture.outbox, blocking, sink.clone(), order);
+    let relay = Running::start(&fixture.outbox, blocking, sink.clone(), policy());
     fixture.publish(&["bad", "good"]).await;
     reaches(&fixture.outbox, "one", 6).await;
     assert_eq!((sink.of("good"), sink.of("bad")), (vec![2, 4, 6], vec![]));
@@ -285,10 +284,10 @@ async fn halting_passes_nothing() {
     fixture.publish(&["good", "bad", "good"]).await;
     let sink = Notes::default();
     sink.fail("bad", permanent());
-    let halting = LogOptions { on_failure: OnFailure::Halt, order: Order::Total, ..options("one") };
-    // What is behind a dead event is in the relay's hands already: it must not go on by itself.
-    let blocking = Policy { block_on_dead: true, ..policy(Order::Total) };
-    let relay = Relay::new(fixture.outbox.log(halting.clone()), sink.clone()).policy(blocking);
+    let halting = LogOptions { on_failure: OnFailure::Halt, ..options("one") }
+        .reading(|read| read.order = Order::Total);
+    // The relay has what is behind a dead event in memory already: it must not go on by itself.
+    let relay = Relay::new(fixture.outbox.log(halting.clone()), sink.clone()).policy(policy());
     let error = relay.run(CancellationToken::new()).await.unwrap_err();
     assert_eq!(error.code(), "halted");
     assert!(error.remedy().unwrap().contains("seek one --to-seq 2"), "{error}");
@@ -296,7 +295,7 @@ async fn halting_passes_nothing() {
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_parked").await, "0");
     // What the message says.
     fixture.outbox.seek("one", SeekTo::Seq(2), SeekOptions::default()).await.unwrap();
-    let relay = Relay::new(fixture.outbox.log(halting), sink.clone()).policy(policy(Order::Total));
+    let relay = Relay::new(fixture.outbox.log(halting), sink.clone()).policy(policy());
     relay.drain(CancellationToken::new()).await.unwrap();
     assert_eq!((sink.seqs(), offset(&fixture.outbox, "one").await), (vec![1, 3], 3));
 }
@@ -306,7 +305,7 @@ async fn a_seek_while_a_relay_delivers_wins() {
     let fixture = Fixture::log().await;
     fixture.publish(&["a", "b", "c", "d"]).await;
     let sink = Notes::default();
-    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy(Order::Key));
+    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy());
     reaches(&fixture.outbox, "one", 4).await;
     let gate = sink.close_gate();
     fixture.publish(&["e", "f"]).await;
@@ -332,20 +331,20 @@ async fn a_seek_while_a_relay_delivers_wins() {
 async fn a_paused_consumer_stands_still_and_goes_on() {
     let fixture = Fixture::log().await;
     let sink = Notes::default();
-    let quick = LogOptions { lease: Duration::from_millis(400), ..LogOptions::consumer("one") };
+    let quick = LogOptions::consumer("one").reading(|read| read.lease = Duration::from_millis(400));
     fixture.publish(&["a"]).await;
-    let relay = Running::start(&fixture.outbox, quick.clone(), sink.clone(), policy(Order::Key));
+    let relay = Running::start(&fixture.outbox, quick.clone(), sink.clone(), policy());
     reaches(&fixture.outbox, "one", 1).await;
     fixture.outbox.pause("one", true).await.unwrap();
     // Another instance, opened while it is paused, shows when the news is there.
     let log = fixture.outbox.log(LogOptions { consumer: "one".into(), ..quick });
-    log.open().await.unwrap();
+    log.open(&Capabilities::default()).await.unwrap();
     assert_eq!(log.backlog().await.unwrap_err().code(), "paused");
     assert!(log.next(Limits { events: 10, bytes: 1000 }).await.unwrap().is_empty());
     log.close().await.unwrap();
     relay.stop().await.unwrap();
     fixture.publish(&["b"]).await;
-    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy(Order::Key));
+    let relay = Running::start(&fixture.outbox, options("one"), sink.clone(), policy());
     eventually(LONG, "it to be there", async || !only(&fixture.outbox).await.instances.is_empty()).await;
     assert!(fixture.outbox.consumers().await.unwrap()[0].paused);
     assert_eq!(sink.seqs(), [1]);
@@ -360,13 +359,13 @@ async fn a_consumer_that_retention_has_overtaken_says_so() {
     let fixture = Fixture::log().await;
     fixture.publish(&["a", "b"]).await;
     let sink = Notes::default();
-    let relay = Relay::new(fixture.outbox.log(options("one")), sink.clone()).policy(policy(Order::Key));
+    let relay = Relay::new(fixture.outbox.log(options("one")), sink.clone()).policy(policy());
     relay.drain(CancellationToken::new()).await.unwrap();
     fixture.publish(&["c", "d"]).await;
     fixture.exec("UPDATE airtight_outbox SET created_at = '2024-01-01T00:00:00.000Z'").await;
     let all = Retention { wait_for_consumers: false, ..Retention::default() };
     assert_eq!(fixture.outbox.prune_log(all, &|_| {}).await.unwrap().events, 4);
-    let relay = Relay::new(fixture.outbox.log(options("one")), sink.clone()).policy(policy(Order::Key));
+    let relay = Relay::new(fixture.outbox.log(options("one")), sink.clone()).policy(policy());
     let error = relay.run(CancellationToken::new()).await.unwrap_err();
     assert_eq!(error.code(), "behind_retention");
     assert_eq!(offset(&fixture.outbox, "one").await, 2, "it is not moved behind anybody's back");
@@ -376,10 +375,10 @@ async fn a_consumer_that_retention_has_overtaken_says_so() {
 async fn instances_share_partitions_and_go_on_when_one_leaves_or_dies() {
     let fixture = Fixture::log().await;
     let sink = Notes::default();
-    let shared = LogOptions { partitions: 8, ..options("one") };
+    let shared = options("one").reading(|read| read.partitions = 8);
     let start = async || {
         let outbox = fixture.second().await.detect().await.unwrap();
-        Running::start(&outbox, shared.clone(), sink.clone(), policy(Order::Key))
+        Running::start(&outbox, shared.clone(), sink.clone(), policy())
     };
     let publish = async |rounds: usize| {
         for round in 0..rounds {
@@ -417,15 +416,15 @@ async fn instances_share_partitions_and_go_on_when_one_leaves_or_dies() {
 async fn what_was_delivered_but_not_settled_comes_again() {
     let fixture = Fixture::log().await;
     fixture.publish(&["a", "b"]).await;
-    let quick = LogOptions { lease: Duration::from_millis(300), ..LogOptions::consumer("one") };
+    let quick = LogOptions::consumer("one").reading(|read| read.lease = Duration::from_millis(300));
     let log = fixture.outbox.log(quick.clone());
-    log.open().await.unwrap();
+    log.open(&Capabilities::default()).await.unwrap();
     let batch = log.next(Limits { events: 10, bytes: 1 << 20 }).await.unwrap();
     assert_eq!(batch.deliveries.len(), 2);
     // Killed here, with both in the sink.
     drop(log);
     let sink = Notes::default();
-    let relay = Relay::new(fixture.outbox.log(quick), sink.clone()).policy(policy(Order::Key));
+    let relay = Relay::new(fixture.outbox.log(quick), sink.clone()).policy(policy());
     relay.drain(CancellationToken::new()).await.unwrap();
     assert_eq!(sink.seqs(), [1, 2]);
 }

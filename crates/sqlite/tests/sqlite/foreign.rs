@@ -3,7 +3,6 @@
 use airtight_core::{
     Code, Error, Order, Payload, Policy, Relay, Verdict,
     admin::{Acted, Admin, Filter},
-    group::Members,
     queue::{QueueOptions, QueueStore, RowKey},
     sinks::MemorySink,
     state::State,
@@ -153,7 +152,7 @@ async fn its_rows_are_taken_over_and_suspected_too() {
             let got = relay.claim(1).await;
             assert_eq!((ids(&got), got.claimed.rows[0].lost_leases), (vec!["1"], lost));
             fixture.exec("UPDATE airtight_side SET locked_until = '2000'").await;
-            relay.store.leave(&relay.member).await.unwrap();
+            relay.store.members().leave(&relay.member).await.unwrap();
         }
         let mut relay = Hand::join(&outbox, member(order)).await;
         let got = relay.claim(1).await;

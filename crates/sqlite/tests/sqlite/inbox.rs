@@ -9,8 +9,8 @@ use std::{
 };
 
 use airtight_core::{
-    CancellationToken, Code, Delivery, Error, Limits, NewEvent, Order, Outcome, Position, Relay, Result,
-    Sink, Source,
+    CancellationToken, Capabilities, Code, Delivery, Error, Limits, NewEvent, Outcome, Position, Relay,
+    Result, Sink, Source,
     admin::Admin,
     inbox::DedupeKey,
     log::{Log, LogAdmin, LogOptions, SeekOptions, SeekTo},
@@ -66,12 +66,12 @@ fn handlers(outbox: &SqliteOutbox) -> SqliteHandlers {
 }
 
 fn options() -> LogOptions {
-    LogOptions { lease: Duration::from_millis(600), ..LogOptions::consumer("sum") }
+    LogOptions::consumer("sum").reading(|read| read.lease = Duration::from_millis(600))
 }
 
 async fn opened(outbox: &SqliteOutbox) -> (Log<SqliteLog>, SqliteHandlers) {
     let log = outbox.log(options());
-    log.open().await.unwrap();
+    log.open(&Capabilities::default()).await.unwrap();
     (log.clone(), handlers(outbox).with_log(&log))
 }
 
@@ -196,7 +196,7 @@ async fn types_payloads_and_keys_are_checked() {
     let fixture = with_counter(false).await;
     let handlers = handlers(&fixture.outbox);
     let queue = fixture.outbox.queue(QueueOptions::default());
-    queue.open().await.unwrap();
+    queue.open(&Capabilities::default()).await.unwrap();
     let mut other = added("a", 1);
     other.event_type = "Other".into();
     let wrong = added("b", 1).json(&"no number").unwrap();
@@ -230,7 +230,7 @@ async fn replaying_counts_again_only_where_the_inbox_forgets() {
     let drain = async || {
         let log = fixture.outbox.log(options());
         let sink = handlers(&fixture.outbox).with_log(&log);
-        Relay::new(log, sink).policy(policy(Order::Key)).drain(CancellationToken::new()).await.unwrap();
+        Relay::new(log, sink).policy(policy()).drain(CancellationToken::new()).await.unwrap();
         counter(&fixture).await
     };
     assert_eq!(drain().await, 111);
@@ -286,7 +286,7 @@ async fn count_through_crashes(with_log: bool) {
             while !done.load(Relaxed) {
                 // A new process, as far as the file can tell.
                 let outbox = SqliteOutbox::open(&path).await.unwrap().detect().await.unwrap();
-                let log = outbox.log(LogOptions { lease: Duration::from_millis(150), ..options() });
+                let log = outbox.log(options().reading(|read| read.lease = Duration::from_millis(150)));
                 let failing = failing.clone();
                 let mut sink = SqliteHandlers::new(&outbox, "sum").on::<Added, _>(
                     "Added",
@@ -307,7 +307,7 @@ async fn count_through_crashes(with_log: bool) {
                 }
                 let dead = CancellationToken::new();
                 let dying = Dying { inner: sink, dice: dice.clone(), dead: dead.clone() };
-                let relay = Relay::new(log, dying).policy(policy(Order::Key));
+                let relay = Relay::new(log, dying).policy(policy());
                 tokio::select! {
                     ended = relay.run(CancellationToken::new()) => panic!("{ended:?}"),
                     () = dead.cancelled() => { crashes.fetch_add(1, Relaxed); }
@@ -370,8 +370,7 @@ async fn what_breaks_a_transaction_kills_the_guilty_event_only() {
         }
         .boxed()
     });
-    let summary =
-        Relay::new(log, sink).policy(policy(Order::Key)).drain(CancellationToken::new()).await.unwrap();
+    let summary = Relay::new(log, sink).policy(policy()).drain(CancellationToken::new()).await.unwrap();
     assert_eq!((summary.delivered, summary.dead, summary.retried), (4, 1, 1), "{summary:?}");
     let kept: i64 =
         sqlx::query_scalar("SELECT count(*) FROM child").fetch_one(fixture.outbox.pool()).await.unwrap();

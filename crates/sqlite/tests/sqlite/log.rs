@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Code, Error, Order, Result,
-    group::{LOG_GROUP, Member, Members},
+    Capabilities, Code, Error, Order, Result,
+    group::{GroupName, Member},
     log::{
         Changes, Due, Fate, LogAdmin, LogStore, Move, Park, ParkedFilter, Read, ReadRequest, SeekOptions,
         SeekTo, Standing, Start,
@@ -20,7 +20,7 @@ pub(crate) fn consumer(name: &str, partitions: u16) -> Member {
     Member {
         id: Uuid::new_v4(),
         host: "test:1".into(),
-        group: format!("{LOG_GROUP}{name}"),
+        group: GroupName::log(name),
         streams: Vec::new(),
         order: Order::Key,
         block_on_dead: false,
@@ -41,11 +41,11 @@ pub(crate) struct Follower {
 impl Follower {
     pub(crate) async fn try_join(outbox: &SqliteOutbox, member: Member) -> Result<Self> {
         let store = SqliteLog::new(outbox.clone());
-        store.open().await?;
+        store.open(&Capabilities::default()).await?;
         store.attach(&member, Start::Earliest).await?;
-        store.join(&member).await?;
+        store.members().join(&member).await?;
         let wanted: Vec<u16> = (0..member.partitions).collect();
-        let owned = store.take(&member, &wanted).await?;
+        let owned = store.members().take(&member, &wanted).await?;
         Ok(Self { store, member, owned, bytes: 1 << 20, max_payload: 1 << 20 })
     }
 
@@ -61,8 +61,6 @@ impl Follower {
             events,
             bytes: self.bytes,
             max_payload: self.max_payload,
-            block_on_dead: self.member.block_on_dead,
-            by_key: self.member.order == Order::Key,
         }
     }
 
@@ -100,13 +98,7 @@ impl Follower {
                 })
                 .collect()
         };
-        let changes = Changes {
-            moves: vec![step],
-            park: each(park),
-            parked: each(parked),
-            block_on_dead: self.member.block_on_dead,
-            by_key: self.member.order == Order::Key,
-        };
+        let changes = Changes { moves: vec![step], park: each(park), parked: each(parked) };
         self.store.settle(&self.member, &changes).await
     }
 }
@@ -155,13 +147,13 @@ async fn a_file_has_one_shape_and_says_so() {
     let as_queue = log.second().await;
     let errors = [
         as_log.migrate().await.unwrap_err(),
-        SqliteLog::new(as_log.clone()).open().await.unwrap_err(),
-        SqliteLog::new(queue.outbox.clone()).open().await.unwrap_err(),
+        SqliteLog::new(as_log.clone()).open(&Capabilities::default()).await.unwrap_err(),
+        SqliteLog::new(queue.outbox.clone()).open(&Capabilities::default()).await.unwrap_err(),
         as_queue.migrate().await.unwrap_err(),
         airtight_sqlite::SqliteQueue::new(as_queue.clone()).open().await.unwrap_err(),
         airtight_sqlite::SqliteQueue::new(log.outbox.clone()).open().await.unwrap_err(),
         // The handle does not know, but the file does.
-        SqliteLog::new(as_queue.clone()).open().await.unwrap_err(),
+        SqliteLog::new(as_queue.clone()).open(&Capabilities::default()).await.unwrap_err(),
         Admin::publish(&as_queue, &[event("a")]).await.unwrap_err(),
     ];
     for (at, error) in errors.iter().enumerate() {
@@ -207,7 +199,7 @@ async fn a_file_of_version_2_is_upgraded_and_keeps_its_consumers() {
         fixture.exec(&format!("ALTER TABLE airtight_consumer DROP COLUMN {column}")).await;
     }
     fixture.exec("UPDATE airtight_meta SET value = 2 WHERE name = 'schema'").await;
-    let error = SqliteLog::new(fixture.outbox.clone()).open().await.unwrap_err();
+    let error = SqliteLog::new(fixture.outbox.clone()).open(&Capabilities::default()).await.unwrap_err();
     assert!(error.message().contains("version 2") && error.message().contains("airtight migrate"), "{error}");
     assert_eq!(
         fixture.outbox.migrate().await.unwrap(),
@@ -370,11 +362,13 @@ async fn a_foreign_table_is_followed_and_parked_with_all_it_has() {
     assert_eq!(outbox.consumers().await.unwrap()[0].dead, 1);
 
     let lookup = TableSpec { log: TableSpec::relay_log().log, ..spec.clone() };
-    let error = SqliteLog::new(fixture.outbox.clone().spec(lookup)).open().await.unwrap_err();
+    let error =
+        SqliteLog::new(fixture.outbox.clone().spec(lookup)).open(&Capabilities::default()).await.unwrap_err();
     assert!(error.message().contains("PostgreSQL"), "{error}");
     fixture.exec("CREATE TABLE again (no INTEGER PRIMARY KEY, fact, kind, about, body, at, reason)").await;
     let reused = TableSpec { table: "again".into(), ..spec };
-    let error = SqliteLog::new(fixture.outbox.clone().spec(reused)).open().await.unwrap_err();
+    let error =
+        SqliteLog::new(fixture.outbox.clone().spec(reused)).open(&Capabilities::default()).await.unwrap_err();
     assert!(error.message().contains("AUTOINCREMENT"), "{error}");
 }
 
@@ -396,13 +390,13 @@ async fn a_settle_is_fenced_by_owner_epoch_and_offset() {
     assert_eq!(one.try_settle(step(stale.epoch, 0, 3), parks(), vec![]).await.unwrap(), [0]);
     // Another epoch of the same owner: given up and taken again, or sought.
     assert_eq!(one.try_settle(step(stale.epoch - 1, 1, 2), parks(), vec![]).await.unwrap(), [0]);
-    one.store.give(&one.member, &[0]).await.unwrap();
-    assert_eq!(one.store.take(&one.member, &[0]).await.unwrap(), [0]);
+    one.store.members().give(&one.member, &[0]).await.unwrap();
+    assert_eq!(one.store.members().take(&one.member, &[0]).await.unwrap(), [0]);
     assert!(one.standing(0).await.epoch > stale.epoch, "taking makes the epoch grow");
     assert_eq!(one.try_settle(step(stale.epoch, 1, 2), parks(), vec![]).await.unwrap(), [0]);
 
     // Another owner.
-    one.store.give(&one.member, &[0]).await.unwrap();
+    one.store.members().give(&one.member, &[0]).await.unwrap();
     let two = Follower::join(&fixture.outbox, consumer("one", 1)).await;
     let epoch = two.standing(0).await.epoch;
     assert_eq!(one.try_settle(step(epoch, 1, 2), parks(), vec![]).await.unwrap(), [0]);
@@ -422,7 +416,6 @@ async fn partitions_are_refused_one_by_one() {
             Move { partition: 0, epoch: zero.epoch, from: 0, to: 4 },
             Move { partition: 1, epoch: one.epoch + 1, from: 0, to: 4 },
         ],
-        by_key: true,
         ..Changes::default()
     };
     assert_eq!(two.store.settle(&two.member, &changes).await.unwrap(), [1]);
@@ -448,7 +441,11 @@ async fn a_seek_fences_what_is_under_way_and_drops_what_comes_again() {
     let step = Move { partition: 0, epoch: before.epoch, from: 1, to: 4 };
     assert_eq!(one.try_settle(step, vec![], vec![(1, Fate::Delivered)]).await.unwrap(), [0]);
     assert_eq!(parked(&fixture).await, "1 pending due");
-    assert_eq!(one.store.take(&one.member, &[0]).await.unwrap(), [0], "nobody owns it after a seek");
+    assert_eq!(
+        one.store.members().take(&one.member, &[0]).await.unwrap(),
+        [0],
+        "nobody owns it after a seek"
+    );
     assert_eq!(one.standing(0).await.offset, 1);
 }
 
@@ -483,7 +480,7 @@ async fn the_first_waiting_event_of_a_key_is_due_and_the_rest_are_held() {
     one.settle(4, vec![], vec![(4, unknown())]).await;
     assert_eq!(parked(&fixture).await, "3 dead, 4 unknown");
     assert!(one.standing(0).await.waiting.is_empty());
-    assert_eq!(one.store.backlog(&one.member, false).await.unwrap().unfinished, 1, "only the fifth is left");
+    assert_eq!(one.store.backlog(&one.member).await.unwrap().unfinished, 1, "only the fifth is left");
 }
 
 #[tokio::test]
@@ -498,15 +495,17 @@ async fn nothing_behind_a_dead_event_that_blocks_is_due() {
     assert_eq!(parked(&fixture).await, "1 dead, 2 pending held, 3 pending held, 4 pending due");
     assert_eq!(due_seqs(&one.due(&[]).await), [4]);
     assert_eq!(one.standing(0).await.waiting, ["a", "a", "a", "b"], "the dead one keeps them waiting");
-    let backlog = one.store.backlog(&one.member, true).await.unwrap();
+    let backlog = one.store.backlog(&one.member).await.unwrap();
     assert_eq!((backlog.unfinished, backlog.blocked), (3, 2));
-    assert_eq!(one.store.unhold(&one.member, &[0], true).await.unwrap(), 0);
+    assert_eq!(one.store.unhold(&one.member, &[0]).await.unwrap(), 0);
 
-    // The policy changes: now its key goes on.
-    assert_eq!(one.store.unhold(&one.member, &[0], false).await.unwrap(), 1);
+    // The rule changes: now its key goes on.
+    let mut lenient = one.member.clone();
+    lenient.block_on_dead = false;
+    assert_eq!(one.store.unhold(&lenient, &[0]).await.unwrap(), 1);
     assert_eq!(parked(&fixture).await, "1 dead, 2 pending due, 3 pending held, 4 pending due");
     // And back: what became due is held again.
-    one.store.unhold(&one.member, &[0], true).await.unwrap();
+    one.store.unhold(&one.member, &[0]).await.unwrap();
     assert_eq!(due_seqs(&one.due(&[]).await), [4]);
 
     // A person lets it go on.
@@ -523,7 +522,7 @@ async fn without_order_nothing_is_held() {
     one.settle(2, vec![(1, retry_in(3600)), (2, Fate::Held)], vec![]).await;
     let mut free = consumer("one", 1);
     free.order = Order::None;
-    one.store.leave(&one.member).await.unwrap();
+    one.store.members().leave(&one.member).await.unwrap();
     let free = Follower::join(&fixture.outbox, free).await;
     assert_eq!(due_seqs(&free.due(&[]).await), [2], "what an earlier order held back");
 }
@@ -537,7 +536,7 @@ async fn what_is_parked_is_not_read_again() {
     one.settle(0, vec![(2, retry_in(0)), (3, unknown())], vec![]).await;
     let read = one.read(0, 10).await;
     assert_eq!((seqs(&read), read.through), (vec![1, 4], 4), "an unknown one is not tried again by itself");
-    assert_eq!(one.store.backlog(&one.member, false).await.unwrap().unfinished, 3);
+    assert_eq!(one.store.backlog(&one.member).await.unwrap().unfinished, 3);
 }
 
 #[tokio::test]
@@ -586,14 +585,14 @@ async fn another_partition_count_restarts_from_the_smallest_offset() {
         eight.owned.contains(&n)
     }));
     // The old relay, back from its sleep.
-    assert!(!four.store.heartbeat(&four.member, &[]).await.unwrap().alive);
+    assert!(!four.store.members().heartbeat(&four.member, &[]).await.unwrap().alive);
     for partition in 0..4_u16 {
         let from = 10;
         let step = Move { partition, epoch: epochs[usize::from(partition)], from, to: 20 };
         assert_eq!(four.try_settle(step, vec![], vec![]).await.unwrap(), [partition]);
     }
     let two = consumer("one", 2);
-    eight.store.leave(&eight.member).await.unwrap();
+    eight.store.members().leave(&eight.member).await.unwrap();
     let two = Follower::join(&fixture.outbox, two).await;
     assert_eq!(two.owned, [0, 1]);
     assert_eq!(fixture.text("SELECT count(*) FROM airtight_offset").await, "2");
@@ -610,7 +609,7 @@ async fn consumers_are_in_nobodys_way() {
     // Nor in a queue's on the same name, in whatever order they come.
     let queue = Fixture::new().await;
     let log = airtight_sqlite::SqliteLog::new(queue.outbox.clone());
-    assert!(log.join(&consumer("one", 1)).await.is_err());
+    assert!(log.members().join(&consumer("one", 1)).await.is_err());
     queue
         .exec(
             "INSERT INTO airtight_relay (id, outbox, host, grp, streams, ord, expires_at) \

@@ -9,7 +9,6 @@ use std::collections::{HashMap, HashSet};
 use airtight_core::{
     NewEvent, Order, Verdict,
     admin::{Admin, Filter},
-    group::Members,
     queue::{QueueStore, RowClaim},
 };
 use airtight_sqlite::SqliteOutbox;
@@ -61,10 +60,10 @@ impl Game {
             if player.holds.is_empty() {
                 let give: Vec<u16> =
                     player.hand.partitions.iter().copied().filter(|p| !mine.contains(p)).collect();
-                player.hand.store.give(&player.hand.member, &give).await.unwrap();
+                player.hand.store.members().give(&player.hand.member, &give).await.unwrap();
                 player.hand.partitions.retain(|p| !give.contains(p));
             }
-            let taken = player.hand.store.take(&player.hand.member, &mine).await.unwrap();
+            let taken = player.hand.store.members().take(&player.hand.member, &mine).await.unwrap();
             player.hand.partitions.extend(taken);
         }
     }
@@ -182,7 +181,7 @@ impl Game {
         self.join().await;
         let store = &gone.hand.store;
         let verdict = Verdict::Delivered;
-        assert!(!store.heartbeat(&gone.hand.member, &[]).await.unwrap().alive);
+        assert!(!store.members().heartbeat(&gone.hand.member, &[]).await.unwrap().alive);
         // Tokens of nobody: settles that come from the grave under a wrong token change nothing.
         let rows: Vec<(RowClaim, &Verdict)> = gone
             .holds

@@ -1,6 +1,6 @@
 //! Order per key, order of all, and what a failing event holds back.
 
-use airtight_core::{Order, Verdict, admin::Admin, group::Members, queue::QueueStore};
+use airtight_core::{Order, Verdict, admin::Admin, queue::QueueStore};
 
 use crate::common::{DUE, Fixture, Hand, dead, member, retry};
 
@@ -179,7 +179,7 @@ async fn what_key_order_held_back_is_free_for_an_order_that_holds_nothing() {
     let head = relay.claim(1).await;
     relay.settle(&head, retry()).await;
     assert!(relay.claim(10).await.seqs().is_empty());
-    relay.store.leave(&relay.member).await.unwrap();
+    relay.store.members().leave(&relay.member).await.unwrap();
     let mut relay = fixture.relay(Order::None).await;
     assert_eq!(relay.claim(10).await.seqs(), [2]);
 }
@@ -192,7 +192,7 @@ async fn a_taken_over_event_behind_one_that_waits_is_held_too() {
     let got = first.claim(10).await;
     first.settle_one(&got, 0, retry()).await;
     // It vanishes with the second event in its hands.
-    first.store.leave(&first.member).await.unwrap();
+    first.store.members().leave(&first.member).await.unwrap();
     let mut second = fixture.relay(Order::Key).await;
     assert!(second.claim(10).await.seqs().is_empty());
     fixture.exec(DUE).await;

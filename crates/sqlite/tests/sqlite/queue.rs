@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Code, Error, Order, Verdict,
-    group::Members,
+    group::{GroupKind, GroupName},
     queue::{QueueStore, RowClaim, RowKey},
 };
 use airtight_sqlite::SqliteQueue;
@@ -94,7 +94,7 @@ async fn heartbeats_renew_leases_and_tell_what_is_lost() {
     let got = relay.claim(10).await;
     fixture.exec("UPDATE airtight_outbox SET locked_until = '2000', claim_token = CASE seq WHEN 1 THEN claim_token ELSE 'x' END").await;
     let rows: Vec<RowClaim> = [1, 2].map(|seq| RowClaim { key: RowKey::Int(seq), token: got.token }).to_vec();
-    let pulse = relay.store.heartbeat(&relay.member, &rows).await.unwrap();
+    let pulse = relay.store.members().heartbeat(&relay.member, &rows).await.unwrap();
     assert!(pulse.alive);
     assert_eq!(pulse.members, [relay.member.id]);
     assert_eq!(pulse.owners.len(), 8);
@@ -104,8 +104,8 @@ async fn heartbeats_renew_leases_and_tell_what_is_lost() {
         "1"
     );
 
-    relay.store.leave(&relay.member).await.unwrap();
-    let pulse = relay.store.heartbeat(&relay.member, &rows).await.unwrap();
+    relay.store.members().leave(&relay.member).await.unwrap();
+    let pulse = relay.store.members().heartbeat(&relay.member, &rows).await.unwrap();
     assert!(!pulse.alive && pulse.members.is_empty());
 }
 
@@ -122,7 +122,7 @@ async fn an_evicted_relay_claims_nothing_and_its_rows_are_taken_over_in_order() 
 
         fixture.exec("UPDATE airtight_relay SET expires_at = '2000' WHERE expires_at = (SELECT min(expires_at) FROM airtight_relay)").await;
         let wanted: Vec<u16> = (0..second.member.partitions).collect();
-        second.partitions = second.store.take(&second.member, &wanted).await.unwrap();
+        second.partitions = second.store.members().take(&second.member, &wanted).await.unwrap();
         assert_eq!(second.partitions, wanted);
         assert_eq!(first.try_claim(10, false).await.err().unwrap().code(), "evicted");
         let taken = second.claim(10).await;
@@ -139,7 +139,7 @@ async fn an_evicted_relay_claims_nothing_and_its_rows_are_taken_over_in_order() 
 async fn a_relay_of_none_order_that_left_gets_the_evicted_error() {
     let fixture = Fixture::new().await;
     let mut relay = fixture.relay(Order::None).await;
-    relay.store.leave(&relay.member).await.unwrap();
+    relay.store.members().leave(&relay.member).await.unwrap();
     assert_eq!(relay.try_claim(1, false).await.err().unwrap().code(), "evicted");
 }
 
@@ -147,26 +147,26 @@ async fn a_relay_of_none_order_that_left_gets_the_evicted_error() {
 async fn groups_must_not_share_streams() {
     let fixture = Fixture::new().await;
     let mut orders = member(Order::Key);
-    (orders.streams, orders.group) = (vec!["orders".into()], "key:orders".into());
+    (orders.streams, orders.group) = (vec!["orders".into()], GroupName::new(GroupKind::Queue, "key:orders"));
     let first = Hand::join(&fixture.outbox, orders.clone()).await;
 
     let store = SqliteQueue::new(fixture.outbox.clone());
-    let error = store.join(&member(Order::None)).await.unwrap_err();
+    let error = store.members().join(&member(Order::None)).await.unwrap_err();
     assert_eq!(error.code(), "overlap");
     assert!(
         error.message().contains(&first.member.id.to_string()) && error.message().contains("stop the other")
     );
     let mut other = member(Order::None);
     other.streams = vec!["payments".into()];
-    store.join(&other).await.unwrap();
+    store.members().join(&other).await.unwrap();
     let mut same = orders.clone();
     same.id = Uuid::new_v4();
-    store.join(&same).await.unwrap();
+    store.members().join(&same).await.unwrap();
 
     fixture.exec("UPDATE airtight_relay SET expires_at = '2000'").await;
-    store.join(&member(Order::None)).await.unwrap();
+    store.members().join(&member(Order::None)).await.unwrap();
     assert!(
-        !first.store.heartbeat(&first.member, &[]).await.unwrap().alive,
+        !first.store.members().heartbeat(&first.member, &[]).await.unwrap().alive,
         "it must not come back beside it"
     );
 }
@@ -176,14 +176,14 @@ async fn partitions_are_given_and_taken() {
     let fixture = Fixture::new().await;
     let first = fixture.relay(Order::Key).await;
     let second = fixture.relay(Order::Key).await;
-    assert_eq!(second.store.take(&second.member, &[0, 1]).await.unwrap(), Vec::<u16>::new());
-    second.store.give(&second.member, &[0]).await.unwrap();
-    first.store.give(&first.member, &[0, 1]).await.unwrap();
-    assert_eq!(second.store.take(&second.member, &[0, 1, 2]).await.unwrap(), [0, 1]);
+    assert_eq!(second.store.members().take(&second.member, &[0, 1]).await.unwrap(), Vec::<u16>::new());
+    second.store.members().give(&second.member, &[0]).await.unwrap();
+    first.store.members().give(&first.member, &[0, 1]).await.unwrap();
+    assert_eq!(second.store.members().take(&second.member, &[0, 1, 2]).await.unwrap(), [0, 1]);
     assert_eq!(fixture.text("SELECT epoch FROM airtight_partition WHERE n = 0").await, "2");
-    first.store.leave(&first.member).await.unwrap();
+    first.store.members().leave(&first.member).await.unwrap();
     let rest: Vec<u16> = (0..8).collect();
-    assert_eq!(second.store.take(&second.member, &rest).await.unwrap(), [2, 3, 4, 5, 6, 7]);
+    assert_eq!(second.store.members().take(&second.member, &rest).await.unwrap(), [2, 3, 4, 5, 6, 7]);
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn an_event_that_lost_three_leases_is_delivered_alone() {
             let got = relay.claim(1).await;
             assert_eq!(got.claimed.rows[0].lost_leases, lost, "{order:?}");
             fixture.exec(EXPIRE).await;
-            relay.store.leave(&relay.member).await.unwrap();
+            relay.store.members().leave(&relay.member).await.unwrap();
         }
         let mut relay = fixture.relay(order).await;
         let got = relay.claim(10).await;
@@ -244,7 +244,7 @@ async fn nothing_of_its_key_passes_a_suspect() {
     let mut first = fixture.relay(Order::Key).await;
     assert_eq!(first.claim(1).await.seqs(), [1]);
     fixture.exec("UPDATE airtight_outbox SET lost_leases = 2 WHERE seq = 1").await;
-    first.store.leave(&first.member).await.unwrap();
+    first.store.members().leave(&first.member).await.unwrap();
     let mut second = fixture.relay(Order::Key).await;
     let got = second.claim(10).await;
     assert_eq!((got.seqs(), got.claimed.suspects), (vec![3], true));
@@ -305,13 +305,13 @@ async fn streams_are_claimed_apart() {
     {
         let mut member = member(Order::Key);
         member.streams = streams.iter().map(|stream| (*stream).to_owned()).collect();
-        member.group = format!("{streams:?}");
+        member.group = GroupName::new(GroupKind::Queue, &format!("{streams:?}"));
         let mut relay = Hand::join(&fixture.outbox, member).await;
         assert_eq!(relay.store.backlog(&relay.member).await.unwrap().unfinished, expected.len() as u64);
         let got = relay.claim(10).await;
         assert_eq!(got.seqs(), expected);
         relay.settle(&got, Verdict::Released).await;
-        relay.store.leave(&relay.member).await.unwrap();
+        relay.store.members().leave(&relay.member).await.unwrap();
     }
 }
 

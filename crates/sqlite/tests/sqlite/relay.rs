@@ -77,7 +77,7 @@ impl Sink for Flaky {
     }
 }
 
-pub(crate) fn policy(order: Order) -> Policy {
+pub(crate) fn policy() -> Policy {
     let quick = Backoff {
         base: Duration::from_millis(5),
         multiplier: 1.5,
@@ -85,7 +85,6 @@ pub(crate) fn policy(order: Order) -> Policy {
         jitter: 0.2,
     };
     Policy {
-        order,
         max_attempts: 1_000,
         backoff: quick,
         batch_events: 50,
@@ -103,9 +102,8 @@ async fn run(order: Order, lease: Duration) {
     let mut relays = Vec::new();
     for n in 0..3 {
         let outbox = SqliteOutbox::open(&fixture.path()).await.unwrap();
-        let relay = Relay::new(outbox.queue(options.clone()), sink.clone())
-            .policy(policy(order))
-            .name(format!("r{n}"));
+        let relay =
+            Relay::new(outbox.queue(options.clone()), sink.clone()).policy(policy()).name(format!("r{n}"));
         relays.push(relay.run(stop.clone()));
     }
     let total = 1_500;
@@ -151,7 +149,7 @@ async fn a_relay_that_drains_stops_at_an_empty_backlog() {
         fixture.publish(&["a", "b", "a", "c"]).await;
         let sink = Flaky::default();
         let queue = fixture.outbox.queue(QueueOptions { order, ..QueueOptions::default() });
-        let relay = Relay::new(queue, sink.clone()).policy(policy(order));
+        let relay = Relay::new(queue, sink.clone()).policy(policy());
         let summary = relay.drain(CancellationToken::new()).await.unwrap();
         assert_eq!(summary.delivered, 4);
     }
@@ -176,8 +174,7 @@ async fn what_a_killed_relay_held_is_delivered_by_another() {
         let lease = Duration::from_millis(400);
         let options = QueueOptions { order, lease, ..QueueOptions::default() };
         let (sent, mut held) = tokio::sync::mpsc::unbounded_channel();
-        let doomed =
-            Relay::new(fixture.second().await.queue(options.clone()), Silent(sent)).policy(policy(order));
+        let doomed = Relay::new(fixture.second().await.queue(options.clone()), Silent(sent)).policy(policy());
         tokio::select! {
             _ = doomed.run(CancellationToken::new()) => panic!("it cannot end"),
             count = held.recv() => assert!(count.is_some_and(|count| count > 0)),
@@ -188,7 +185,7 @@ async fn what_a_killed_relay_held_is_delivered_by_another() {
             "0"
         );
         let sink = Flaky::default();
-        let heir = Relay::new(fixture.outbox.queue(options), sink.clone()).policy(policy(order));
+        let heir = Relay::new(fixture.outbox.queue(options), sink.clone()).policy(policy());
         heir.drain(CancellationToken::new()).await.unwrap();
         let seen = sink.0.seen.lock().unwrap();
         assert_eq!(seen.delivered.len(), 5);

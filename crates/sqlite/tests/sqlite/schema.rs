@@ -1,6 +1,6 @@
 //! Opening files and migrating them.
 
-use airtight_core::{Class, Order, admin::Admin, group::Members, queue::QueueStore};
+use airtight_core::{Class, Order, admin::Admin, queue::QueueStore};
 use airtight_sqlite::{SqliteOutbox, SqliteQueue};
 use sqlx::AssertSqlSafe;
 use tempfile::TempDir;
@@ -58,7 +58,7 @@ async fn a_file_without_tables_says_to_migrate() {
     let mut conn = fixture.outbox.pool().acquire().await.unwrap();
     let errors = [
         store.open().await.unwrap_err(),
-        store.join(&member(Order::Key)).await.unwrap_err(),
+        store.members().join(&member(Order::Key)).await.unwrap_err(),
         fixture.outbox.publish(&mut conn, &event("a")).await.unwrap_err(),
     ];
     for error in errors {

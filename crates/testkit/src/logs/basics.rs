@@ -114,7 +114,7 @@ pub async fn batches_stay_within_the_limits(sut: &dyn LogUnderTest) {
 pub async fn a_large_payload_is_rejected_unread(sut: &dyn LogUnderTest) {
     let large = event("big", 0).json_text(format!("\"{}\"", "x".repeat(5_000)));
     let all = published(&sut.publish(&[large, event("small", 1)]).await);
-    let relay = open(sut, LogOptions { max_payload: 2_000, ..options(sut, Order::Key) }).await;
+    let relay = open(sut, options(sut, Order::Key).reading(|read| read.max_payload = 2_000)).await;
     reject_one(sut, &relay, all[0], "big").await;
     reaches(sut, C, all[1]).await;
 }
@@ -160,7 +160,7 @@ pub async fn a_filtered_consumer_sees_its_streams_and_moves_on(sut: &dyn LogUnde
     }
     let of = |stream: &str, n: usize| NewEvent { stream: stream.into(), ..event("k", n) };
     let all = published(&sut.publish(&[of("x", 0), of("y", 1), of("x", 2), of("z", 3), of("y", 4)]).await);
-    let relay = open(sut, LogOptions { streams: vec!["x".into()], ..options(sut, Order::Key) }).await;
+    let relay = open(sut, options(sut, Order::Key).reading(|read| read.streams = vec!["x".into()])).await;
     assert_eq!(seqs(&relay.deliver(2).await), [all[0], all[2]]);
     // Reading is by small looks: none of them may end it early.
     let more: Vec<NewEvent> = (5..40).map(|n| of("y", n)).chain([of("x", 40)]).collect();

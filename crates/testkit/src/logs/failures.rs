@@ -206,7 +206,7 @@ pub async fn a_dead_event_stays_parked_and_its_key_goes_on(sut: &dyn LogUnderTes
 /// Lets the first of three events of a key die under `block_on_dead`; the others are blocked, other keys are not.
 async fn block(sut: &dyn LogUnderTest) -> (Hand, Vec<i64>) {
     let a = published(&sut.publish(&events("a", 3)).await);
-    let relay = open(sut, LogOptions { block_on_dead: true, ..options(sut, Order::Key) }).await;
+    let relay = open(sut, options(sut, Order::Key).reading(|read| read.block_on_dead = true)).await;
     let head = relay.collect(1).await;
     relay.settle(&head, &dead()).await;
     let b = published(&sut.publish(&events("b", 2)).await);
@@ -222,7 +222,7 @@ async fn block(sut: &dyn LogUnderTest) -> (Hand, Vec<i64>) {
 pub async fn a_key_blocked_by_a_dead_event_waits_for_a_retry(sut: &dyn LogUnderTest) {
     let (relay, a) = block(sut).await;
     relay.close().await;
-    let relay = open(sut, LogOptions { block_on_dead: true, ..options(sut, Order::Key) }).await;
+    let relay = open(sut, options(sut, Order::Key).reading(|read| read.block_on_dead = true)).await;
     assert_still(sut, &relay, "blocked after a restart, too").await;
     let later = published(&sut.publish(&events("a", 1)).await);
     assert_still(sut, &relay, "what is new of that key as well").await;

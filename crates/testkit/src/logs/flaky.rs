@@ -9,10 +9,9 @@ use std::{
 };
 
 use airtight_core::{
-    Backlog, Code, Error, Result,
-    group::{Member, Members, Pulse},
+    Backlog, Capabilities, Code, Error, Result,
+    group::{GroupKind, Member, Members, Pulse},
     log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
-    queue::RowClaim,
 };
 use async_trait::async_trait;
 
@@ -46,32 +45,29 @@ impl<S> Flaky<S> {
 }
 
 #[async_trait]
-impl<S: LogStore> Members for Flaky<S> {
-    async fn join(&self, member: &Member) -> Result<()> {
-        self.store.join(member).await
-    }
-
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        self.store.heartbeat(member, rows).await
-    }
-
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        self.store.take(member, wanted).await
-    }
-
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        self.store.give(member, partitions).await
-    }
-
-    async fn leave(&self, member: &Member) -> Result<()> {
-        self.store.leave(member).await
-    }
-}
-
-#[async_trait]
 impl<S: LogStore> LogStore for Flaky<S> {
-    async fn open(&self) -> Result<()> {
-        self.store.open().await
+    fn members(&self) -> &dyn Members {
+        self.store.members()
+    }
+
+    fn kind(&self) -> GroupKind {
+        self.store.kind()
+    }
+
+    fn renewed(&self, member: &Member, pulse: &Pulse) {
+        self.store.renewed(member, pulse);
+    }
+
+    async fn before_giving(&self, member: &Member) -> Result<()> {
+        self.store.before_giving(member).await
+    }
+
+    async fn before_leaving(&self, member: &Member) -> Result<()> {
+        self.store.before_leaving(member).await
+    }
+
+    async fn open(&self, sink: &Capabilities) -> Result<()> {
+        self.store.open(sink).await
     }
 
     async fn attach(&self, member: &Member, start: Start) -> Result<()> {
@@ -106,12 +102,12 @@ impl<S: LogStore> LogStore for Flaky<S> {
         Ok(refused)
     }
 
-    async fn unhold(&self, member: &Member, partitions: &[u16], block_on_dead: bool) -> Result<u64> {
-        self.store.unhold(member, partitions, block_on_dead).await
+    async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
+        self.store.unhold(member, partitions).await
     }
 
-    async fn backlog(&self, member: &Member, block_on_dead: bool) -> Result<Backlog> {
-        self.store.backlog(member, block_on_dead).await
+    async fn backlog(&self, member: &Member) -> Result<Backlog> {
+        self.store.backlog(member).await
     }
 
     async fn wait(&self, at_most: Duration) {

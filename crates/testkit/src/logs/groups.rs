@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Class, Limits, NewEvent, Order, Verdict, log::LogOptions};
+use airtight_core::{Capabilities, Class, Limits, NewEvent, Order, Verdict};
 
 use super::{C, LogUnderTest, consumer, grouped, offset, open, options, parked, published, reaches, seqs};
 use crate::{
@@ -60,10 +60,14 @@ pub async fn instances_of_a_consumer_read_the_same_streams(sut: &dyn LogUnderTes
     if !sut.capabilities().streams {
         return cannot("instances_of_a_consumer_read_the_same_streams", "streams");
     }
-    let all = || LogOptions { lease: Duration::from_secs(8), ..options(sut, Order::Key) };
-    let first = sut.log(LogOptions { streams: vec!["other".into()], ..all() });
-    first.open().await.expect("it opens");
-    let error = sut.log(all()).open().await.expect_err("other streams beside a live instance");
+    let all = || options(sut, Order::Key).reading(|read| read.lease = Duration::from_secs(8));
+    let first = sut.log(all().reading(|read| read.streams = vec!["other".into()]));
+    first.open(&Capabilities::default()).await.expect("it opens");
+    let error = sut
+        .log(all())
+        .open(&Capabilities::default())
+        .await
+        .expect_err("other streams beside a live instance");
     assert_eq!(error.class(), Class::Permanent, "{error}");
     // It stands still for too long, and the consumer is given all streams.
     let second = sut.log(all());
@@ -72,7 +76,7 @@ pub async fn instances_of_a_consumer_read_the_same_streams(sut: &dyn LogUnderTes
         "the second to come between two heartbeats of the first",
         async || {
             sut.expire_leases().await;
-            second.open().await.is_ok()
+            second.open(&Capabilities::default()).await.is_ok()
         },
     )
     .await;
@@ -152,7 +156,7 @@ pub async fn instances_share_partitions_and_keep_the_order_of_keys(sut: &dyn Log
 pub async fn a_stale_owner_is_fenced(sut: &dyn LogUnderTest) {
     let all = published(&sut.publish(&events("a", 4)).await);
     // Renews so seldom that it does not learn of its eviction meanwhile.
-    let long = LogOptions { lease: Duration::from_secs(30), ..options(sut, Order::Key) };
+    let long = options(sut, Order::Key).reading(|read| read.lease = Duration::from_secs(30));
     let stale = open(sut, long).await;
     let held = stale.collect(4).await;
     let heir = open(sut, options(sut, Order::Key)).await;
@@ -183,7 +187,7 @@ pub async fn a_dead_instance_is_replaced_within_its_lease(sut: &dyn LogUnderTest
     let first = open(sut, options(sut, Order::Key)).await;
     let held = first.collect(5).await;
     first.settle(&held[..1], &retry(Duration::from_millis(100))).await;
-    let lease = options(sut, Order::Key).lease;
+    let lease = options(sut, Order::Key).read.lease;
     let second = open(sut, options(sut, Order::Key)).await;
     let crashed = Instant::now();
     first.crash();
@@ -219,8 +223,12 @@ pub async fn another_partition_count_restarts_from_the_smallest_offset(sut: &dyn
     relay.settle(&rest, &Verdict::Delivered).await;
     relay.settle(&bad[..1], &retry(Duration::from_millis(200))).await;
     relay.settle(&bad[1..], &Verdict::Released).await;
-    let fewer = LogOptions { partitions: 3, ..grouped(sut) };
-    let refused = sut.log(fewer.clone()).open().await.expect_err("instances with the old number live");
+    let fewer = grouped(sut).reading(|read| read.partitions = 3);
+    let refused = sut
+        .log(fewer.clone())
+        .open(&Capabilities::default())
+        .await
+        .expect_err("instances with the old number live");
     assert_eq!(refused.class(), Class::Permanent, "{refused}");
     let before = offset(sut, C).await;
     assert!(before < slow[0].event.seq);

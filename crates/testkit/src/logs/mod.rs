@@ -130,13 +130,16 @@ impl Default for LogCapabilities {
 
 /// Options for the consumer `c`: one partition, and the short lease, so that it looks often at what operators say.
 fn options(sut: &dyn LogUnderTest, order: Order) -> LogOptions {
-    LogOptions { order, lease: sut.capabilities().lease, ..LogOptions::consumer(C) }
+    LogOptions::consumer(C).reading(|read| {
+        read.order = order;
+        read.lease = sut.capabilities().lease;
+    })
 }
 
 /// The same with several partitions, where that is possible.
 fn grouped(sut: &dyn LogUnderTest) -> LogOptions {
     let partitions = if sut.capabilities().groups { 8 } else { 1 };
-    LogOptions { partitions, ..options(sut, Order::Key) }
+    options(sut, Order::Key).reading(|read| read.partitions = partitions)
 }
 
 async fn open(sut: &dyn LogUnderTest, options: LogOptions) -> Hand {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Error, NewEvent, Order, Settlement, Verdict,
+    Capabilities, Error, NewEvent, Order, Settlement, Verdict,
     log::{LogOptions, ParkedFilter, Retention},
 };
 
@@ -105,7 +105,7 @@ pub async fn an_idle_partition_moves_on(sut: &dyn LogUnderTest) {
     // All of them, though one key has one partition.
     reaches(sut, C, all[9]).await;
     let consumer = consumer(sut, C).await;
-    assert_eq!(consumer.offsets.len(), usize::from(grouped(sut).partitions));
+    assert_eq!(consumer.offsets.len(), usize::from(grouped(sut).read.partitions));
     assert!(consumer.offsets.iter().all(|partition| partition.owner.is_some()), "{consumer:?}");
 }
 
@@ -242,7 +242,7 @@ pub async fn a_consumer_behind_retention_is_told_and_never_skips(sut: &dyn LogUn
 
 async fn open_or_next(sut: &dyn LogUnderTest, options: LogOptions) -> Result<(), Error> {
     let source = sut.log(options);
-    let opened = source.open().await;
+    let opened = source.open(&Capabilities::default()).await;
     let next = match opened {
         Ok(()) => source.next(airtight_core::Limits { events: 10, bytes: 1 << 20 }).await.map(|_| ()),
         Err(error) => Err(error),

@@ -80,7 +80,7 @@ impl MemoryLogStore {
         let (now, wall) = (self.now(), OffsetDateTime::now_utc());
         let offset = smallest(consumer);
         let left = || tables.rows.range(offset + 1..).map(|(_, row)| row);
-        let group = format!("{}{name}", airtight_core::group::LOG_GROUP);
+        let group = airtight_core::group::GroupName::log(name);
         let owners = tables.owners.get(&group).cloned().unwrap_or_default();
         let live = tables.members.values().filter(|there| there.member.group == group && there.until > now);
         let instances = live.map(|there| Instance {

@@ -8,10 +8,10 @@ use std::{
 
 use airtight_core::{
     Backlog, Code, Error, Event, NewEvent, Op, Order, Payload, Published, Result,
-    group::{Member, Pulse},
+    group::{GroupName, Member, Pulse},
     log::{
-        Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Standing, Start, Watch,
-        behind_retention, unknown_consumer,
+        Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Revision, Standing, Start,
+        Watch, behind_retention, unknown_consumer,
     },
     queue::BadRow,
 };
@@ -93,7 +93,7 @@ pub(super) struct Tables {
     pub(super) floor_at: Option<OffsetDateTime>,
     pub(super) consumers: BTreeMap<String, ConsumerRow>,
     pub(super) members: BTreeMap<Uuid, Presence>,
-    pub(super) owners: HashMap<String, BTreeMap<u16, Uuid>>,
+    pub(super) owners: HashMap<GroupName, BTreeMap<u16, Uuid>>,
     /// What a caller did that the contract forbids.
     pub(super) violations: BTreeSet<String>,
 }
@@ -365,7 +365,7 @@ impl Tables {
 
     pub(super) fn watch(&self, member: &Member) -> Result<Watch> {
         let consumer = self.consumer(member.consumer())?;
-        Ok(Watch { paused: consumer.paused, revision: consumer.revision })
+        Ok(Watch { paused: consumer.paused, revision: Revision::At(consumer.revision) })
     }
 
     // --- reading ----------------------------------------------------------------------------------------
@@ -426,18 +426,18 @@ impl Tables {
         for entry in self.parked_of(member.consumer()) {
             let (seq, key) = (entry.row.event.seq, entry.row.key());
             if !request.partitions.contains(&entry.row.partition(member.partitions))
-                || (request.by_key && blocked.contains(key))
+                || (request.member.by_key() && blocked.contains(key))
             {
                 continue;
             }
             let ready = match entry.state {
                 Waits::Dead | Waits::Unknown => {
-                    if request.block_on_dead {
+                    if request.member.block_on_dead {
                         blocked.insert(key);
                     }
                     continue;
                 }
-                Waits::Held => !request.by_key || heads.contains(key),
+                Waits::Held => !request.member.by_key() || heads.contains(key),
                 Waits::Until(at) => at <= now,
             };
             if !ready || except.contains(&seq) {
@@ -498,8 +498,8 @@ impl Tables {
         for change in &moves {
             consumer.partitions[usize::from(change.partition)].0 = change.to;
         }
-        if changes.by_key {
-            self.unhold(member, None, changes.block_on_dead, now);
+        if member.by_key() {
+            self.unhold(member, None, now);
         }
         Ok(refused)
     }
@@ -522,13 +522,7 @@ impl Tables {
         }
     }
 
-    pub(super) fn unhold(
-        &mut self,
-        member: &Member,
-        partitions: Option<&[u16]>,
-        block_on_dead: bool,
-        now: Now,
-    ) -> u64 {
+    pub(super) fn unhold(&mut self, member: &Member, partitions: Option<&[u16]>, now: Now) -> u64 {
         let Some(consumer) = self.consumers.get_mut(member.consumer()) else { return 0 };
         let mut waiting = HashSet::new();
         let mut freed = 0;
@@ -538,20 +532,20 @@ impl Tables {
                 entry.state = Waits::Until(now);
                 freed += 1;
             }
-            if !entry.state.is_finished() || block_on_dead {
+            if !entry.state.is_finished() || member.block_on_dead {
                 waiting.insert(entry.row.key().to_owned());
             }
         }
         freed
     }
 
-    pub(super) fn backlog(&self, member: &Member, block_on_dead: bool) -> Backlog {
+    pub(super) fn backlog(&self, member: &Member) -> Backlog {
         let Some(consumer) = self.consumers.get(member.consumer()) else { return Backlog::default() };
         let lane = |row: &Row| match member.order {
             Order::Total => String::new(),
             Order::Key | Order::None => row.key().to_owned(),
         };
-        let blocks = block_on_dead && member.order != Order::None;
+        let blocks = member.block_on_dead && member.order != Order::None;
         let finished = consumer.parked.values().filter(|entry| entry.state.is_finished() && blocks);
         let behind: HashSet<String> = finished.map(|entry| lane(&entry.row)).collect();
         let fresh = self.rows.values().filter(|row| {

@@ -5,13 +5,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    hash::{DefaultHasher, Hash, Hasher},
     time::Duration,
 };
 
 use airtight_core::{
     Backlog, Code, Error, Event, NewEvent, Order, Published, Result, Verdict,
-    group::{Member, Pulse, evicted},
+    group::{self, GroupName, Member, Pulse, evicted},
     queue::{BadRow, ClaimRequest, Claimed, ClaimedRow, RowClaim, RowKey, SUSPECT_AFTER},
     state::State,
 };
@@ -54,7 +53,7 @@ pub(super) struct Tables {
     ids: HashMap<String, i64>,
     last_seq: i64,
     members: BTreeMap<Uuid, Presence>,
-    owners: HashMap<String, BTreeMap<u16, Uuid>>,
+    owners: HashMap<GroupName, BTreeMap<u16, Uuid>>,
     /// What a caller did that the contract forbids.
     pub(super) violations: BTreeSet<String>,
 }
@@ -95,9 +94,7 @@ impl Row {
 
 /// The partition of a key.
 pub(crate) fn partition_of(key: &str, partitions: u16) -> u16 {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    u16::try_from(hasher.finish() % u64::from(partitions.max(1))).expect("less than a u16")
+    group::partition_of(group::hash_of(key.as_bytes()), partitions)
 }
 
 fn reads(member: &Member, row: &Row) -> bool {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{NewEvent, Order, Verdict, queue::QueueOptions};
+use airtight_core::{Capabilities, NewEvent, Order, Verdict, queue::QueueOptions};
 
 use super::{
     SourceUnderTest,
@@ -39,13 +39,13 @@ pub async fn overlapping_groups_are_refused(sut: &dyn SourceUnderTest) {
         cannot("overlapping_groups_are_refused", "order_none, for a part of it");
     }
     for rival in rivals {
-        let refused = sut.queue(rival.clone()).open().await;
+        let refused = sut.queue(rival.clone()).open(&Capabilities::default()).await;
         let error = refused.expect_err(&format!("{rival:?} overlaps with a live group"));
         assert_eq!(error.class(), airtight_core::Class::Permanent, "waiting does not help: {error}");
     }
     first.close().await;
     let second = sut.queue(QueueOptions { partitions: 3, ..on(names, Order::Key) });
-    second.open().await.expect("the first group is gone");
+    second.open(&Capabilities::default()).await.expect("the first group is gone");
     second.close().await.expect("close");
 }
 

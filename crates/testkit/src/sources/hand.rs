@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use airtight_core::{
-    Batch, Code, Delivery, Error, Limits, NewEvent, Order, Settlement, Source, Verdict, queue::QueueOptions,
-    source::Settled,
+    Batch, Capabilities, Code, Delivery, Error, Limits, NewEvent, Order, Settlement, Source, Verdict,
+    queue::QueueOptions, source::Settled,
 };
 
 use super::SourceUnderTest;
@@ -75,7 +75,7 @@ impl Hand {
     ///
     /// If it cannot be opened.
     pub async fn over(source: Arc<dyn Source>, patience: Duration) -> Self {
-        source.open().await.expect("the source opens");
+        source.open(&Capabilities::default()).await.expect("the source opens");
         Self { source, patience }
     }
 

@@ -86,7 +86,7 @@ fn destinations(args: &CheckArgs, config: Option<&Config>) -> Outcome<Vec<Destin
     }
     for pipeline in config.iter().flat_map(|config| &config.pipelines) {
         let name = format!("pipelines.{}.to", pipeline.name);
-        destinations.push(Destination::new(&name, pipeline.sink.clone(), pipeline.read.streams())?);
+        destinations.push(Destination::new(&name, pipeline.sink.clone(), &pipeline.read.options().streams)?);
     }
     Ok(destinations)
 }
@@ -161,7 +161,7 @@ fn misread(store: &Store, target: &Target, pipelines: &[Pipeline]) -> Vec<Findin
 /// Streams with events that no pipeline of the config reads. Whether a running relay does, the store says.
 fn unread(status: &Status, pipelines: &[Pipeline]) -> Vec<Finding> {
     let is_read = |stream: &String| {
-        let mut readers = pipelines.iter().map(|pipeline| pipeline.read.streams());
+        let mut readers = pipelines.iter().map(|pipeline| &pipeline.read.options().streams);
         pipelines.is_empty() || readers.any(|names| names.is_empty() || names.contains(stream))
     };
     status

@@ -134,18 +134,19 @@ async fn relay_all(
 ) -> Outcome<Vec<Ended>> {
     let mut relays = Relays::new().on_end(plan.on_end).shutdown_on(shutdown);
     for (pipeline, sink) in plan.pipelines.iter().zip(sinks) {
-        let streams = pipeline.read.streams();
+        let options = pipeline.read.options();
+        let streams = &options.streams;
         tracing::info!(
             pipeline = pipeline.name,
             from = %plan.target.url,
             to = %pipeline.sink,
             streams = if streams.is_empty() { "all".into() } else { streams.join(",") },
             read = pipeline.read.word(),
-            order = pipeline.read.order().as_str(),
+            order = options.order.as_str(),
             consumer = pipeline.read.consumer(),
             "relaying"
         );
-        let source = bars.store.source(pipeline, sink.capabilities())?;
+        let source = bars.store.source(pipeline)?;
         let relay = Relay::from_parts(source, sink).policy(pipeline.policy.clone()).name(&pipeline.name);
         if let Some(consumer) = pipeline.read.consumer() {
             bars.add(consumer, relay.stats());

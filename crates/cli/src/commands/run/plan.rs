@@ -3,16 +3,16 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use airtight::{
-    OnEnd, Order, Policy,
-    log::{OnFailure, Start},
+    OnEnd, Order, Policy, ReadOptions,
+    log::{LogOptions, OnFailure, Start},
     postgres::Snapshot,
 };
 
 use crate::{
     args::{OnDead, OnFailureArg, OnPipelineEnd, OrderArg, RunArgs, SnapshotArg, StartArg},
     config::{
-        Common, Config, Database, Pipeline, ReadWord, Reading, Retention, Said, check_slot, parse_keep,
-        read_source, set_batch,
+        Config, Database, Pipeline, ReadWord, Reading, Retention, Said, check_slot, parse_keep, read_source,
+        set_batch, unnamed_cdc,
         urls::{Secret, SinkTarget},
     },
     debezium,
@@ -72,12 +72,12 @@ impl Plan {
         let mut read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
         if let Reading::Cdc(cdc) = &mut read.pipeline.read {
             cdc.log.on_failure = on_failure(args);
-            cdc.log.block_on_dead = args.on_dead == Some(OnDead::Block);
+            cdc.log.read.block_on_dead = args.on_dead == Some(OnDead::Block);
             if let Some(lease) = args.lease {
-                cdc.log.lease = Duration::from_secs(lease);
+                cdc.log.read.lease = Duration::from_secs(lease);
             }
         }
-        read.pipeline.policy = policy(args, Order::Key);
+        read.pipeline.policy = policy(args);
         let database = Database { schema: args.database.schema.clone(), ..Database::default() };
         let target = Target { url: read.url, database, connector: Some(Arc::new(read.connector)) };
         // Debezium removes nothing.
@@ -113,38 +113,36 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
         Some(OrderArg::Total) => Order::Total,
         Some(OrderArg::Key) | None => Order::Key,
     };
-    let block_on_dead = args.on_dead == Some(OnDead::Block);
-    let common = Common {
+    let mut options = ReadOptions {
         streams: args.streams.clone(),
         order,
-        block_on_dead,
-        lease: args.lease.map(Duration::from_secs),
-        partitions: args.follow.partitions,
-        max_payload: None,
+        block_on_dead: args.on_dead == Some(OnDead::Block),
+        ..word.defaults()
     };
-    let read = reading(args, word, common)?;
+    if let Some(lease) = args.lease {
+        options.lease = Duration::from_secs(lease);
+    }
+    if let Some(partitions) = args.follow.partitions {
+        options.partitions = partitions;
+    }
+    let read = reading(args, word, options)?;
     let name = read.consumer().unwrap_or("default").to_owned();
-    Ok(Pipeline::new(name, read, policy(args, order), sink))
-}
-
-fn policy(args: &RunArgs, order: Order) -> Policy {
-    let block_on_dead = args.on_dead == Some(OnDead::Block);
-    let mut policy = Policy { order, block_on_dead, ..Policy::default() };
-    set_policy(args, &mut policy);
-    policy
+    Ok(Pipeline { name, read, policy: policy(args), sink })
 }
 
 /// The policies that the command line has.
-fn set_policy(args: &RunArgs, policy: &mut Policy) {
+fn policy(args: &RunArgs) -> Policy {
+    let mut policy = Policy::default();
     if let Some(attempts) = args.max_attempts {
         policy.max_attempts = attempts;
     }
     if let Some(batch) = args.batch {
-        set_batch(policy, batch as usize);
+        set_batch(&mut policy, batch as usize);
     }
     if let Some(poll) = args.poll {
         policy.poll = Duration::from_millis(poll);
     }
+    policy
 }
 
 fn on_failure(args: &RunArgs) -> OnFailure {
@@ -154,7 +152,7 @@ fn on_failure(args: &RunArgs) -> OnFailure {
     }
 }
 
-fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
+fn reading(args: &RunArgs, word: ReadWord, options: ReadOptions) -> Outcome<Reading> {
     let follow = &args.follow;
     let on_failure = on_failure(args);
     if word != ReadWord::Cdc {
@@ -183,7 +181,7 @@ fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
                     "{flag} is for a log, and the outbox is read through the WAL"
                 )));
             }
-            let mut cdc = common.cdc();
+            let mut cdc = unnamed_cdc(options);
             cdc.log.on_failure = on_failure;
             if let Some(slot) = &args.wal.slot {
                 check_slot(slot).map_err(|message| Failure::usage(format!("--slot: {message}")))?;
@@ -211,7 +209,7 @@ fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
                 Some((flag, _)) => Err(Failure::usage(format!(
                     "{flag} is for a log, and the outbox is read as a queue; add `--read log`, or leave {flag} out"
                 ))),
-                None => Ok(Reading::Queue(common.queue())),
+                None => Ok(Reading::Queue(options)),
             }
         }
         ReadWord::Log => {
@@ -223,7 +221,7 @@ fn reading(args: &RunArgs, word: ReadWord, common: Common) -> Outcome<Reading> {
                     "--read log needs --consumer NAME: whose offset it is, and what to seek, pause and measure",
                 ));
             };
-            let mut log = common.log(consumer);
+            let mut log = LogOptions { read: options, ..LogOptions::consumer(consumer) };
             log.start = match follow.start {
                 Some(StartArg::Latest) => Start::Latest,
                 Some(StartArg::Earliest) | None => Start::Earliest,

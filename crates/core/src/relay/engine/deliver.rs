@@ -11,11 +11,10 @@ use futures::FutureExt;
 
 use super::{Engine, log_failure};
 use crate::{
-    Class, Code, Delivery, Error, Outcome, Result, Sink, Verdict,
+    Class, Code, Delivery, Error, Order, Outcome, Result, Sink, Verdict,
     event::Event,
     hash::Set,
     relay::{
-        Order,
         destinations::Gate,
         judge,
         lanes::{Lane, Queued},
@@ -39,7 +38,7 @@ impl Engine {
             && self.deliveries.len() < if probing { 1 } else { self.caps.concurrency.max(1) }
             && self.lanes.has_ready()
         {
-            let one = probing || self.policy.order == Order::Total;
+            let one = probing || self.rules.order == Order::Total;
             let max_events = if one { 1 } else { self.caps.max_batch_events.max(1) };
             let taken =
                 self.lanes.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
@@ -141,7 +140,7 @@ impl Engine {
             }
             let verdict = judge::verdict(&delivery, outcome, waits, &self.policy);
             self.log_verdict(&delivery.event, delivery.attempt, &verdict);
-            let holds = judge::holds_lane(&verdict, &self.policy);
+            let holds = judge::holds_lane(&verdict, self.rules);
             self.shrink(1, size);
             self.push_outcome(delivery.position, lane, verdict);
             if holds {

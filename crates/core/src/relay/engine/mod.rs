@@ -27,8 +27,8 @@ use super::{
     lanes::{Lane, Lanes, Queued},
 };
 use crate::{
-    Backoff, Capabilities, Class, Error, Position, Result, Settlement, Sink, Source, Verdict, event::Event,
-    hash::Map,
+    Backoff, Capabilities, Class, Error, Position, Result, Rules, Settlement, Sink, Source, Verdict,
+    event::Event, hash::Map,
 };
 
 /// How long leaving may take. A relay that hangs for ever at its end would renew for ever, too, and keep its partitions
@@ -47,6 +47,8 @@ pub(super) struct Engine {
     source: Arc<dyn Source>,
     sink: Arc<dyn Sink>,
     policy: Policy,
+    /// As the source said when the relay started.
+    rules: Rules,
     caps: Capabilities,
     stats: Arc<Stats>,
     name: String,
@@ -98,14 +100,16 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(relay: Relay, drain: bool) -> Self {
         let caps = relay.sink.capabilities();
+        let rules = relay.source.rules();
         Self {
-            lanes: Lanes::new(relay.policy.order),
+            lanes: Lanes::new(rules.order),
             circuit: Circuit::new(relay.policy.circuit),
             destinations: Destinations::new(relay.policy.circuit),
             retries_until: None,
             source: relay.source,
             sink: relay.sink,
             policy: relay.policy,
+            rules,
             caps,
             stats: relay.stats,
             name: relay.name,
@@ -201,7 +205,7 @@ impl Engine {
         loop {
             let opened = tokio::select! {
                 () = shutdown.cancelled() => None,
-                opened = self.source.open() => Some(opened),
+                opened = self.source.open(&self.caps) => Some(opened),
             };
             let Some(opened) = opened else {
                 self.leave(LEAVE_TIMEOUT).await;

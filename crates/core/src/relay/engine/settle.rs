@@ -49,7 +49,7 @@ impl Engine {
             self.retries_until = self.retries_until.max(Instant::now().checked_add(*after));
         }
         let then = match lane {
-            Some(lane) if judge::holds_lane(&verdict, &self.policy) => {
+            Some(lane) if judge::holds_lane(&verdict, self.rules) => {
                 self.held.entry(lane).or_default().unsettled += 1;
                 Then::Held(lane)
             }
@@ -63,7 +63,7 @@ impl Engine {
     pub(super) fn push_outcome(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
         let ends = matches!(verdict, Verdict::Dead { .. } | Verdict::Unknown { .. });
         match lane {
-            Some(lane) if ends && !judge::holds_lane(&verdict, &self.policy) => {
+            Some(lane) if ends && !judge::holds_lane(&verdict, self.rules) => {
                 *self.ending.entry(lane).or_default() += 1;
                 self.unsettled.push((Settlement { position, verdict }, Then::GoOn(lane)));
             }

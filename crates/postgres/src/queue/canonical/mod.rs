@@ -36,10 +36,7 @@ use super::{
     settle::{Kind, Settled},
     store::Store,
 };
-use crate::{PgOutbox, columns::Columns, decode, error::doing, outbox::Conn, session::Session};
-
-/// How many slots a key may fall into; see the migration.
-const SLOTS: u16 = 64;
+use crate::{PgOutbox, columns::Columns, decode, error::doing, outbox::Conn, session::Session, slots::SLOTS};
 
 /// How often a claim that found only events to hold back looks again: bounds how long it takes.
 const HOLD_ROUNDS: u32 = 100;
@@ -127,16 +124,6 @@ impl Canonical {
 
 #[async_trait]
 impl Store for Canonical {
-    fn check_member(&self, member: &Member) -> Result<()> {
-        if member.partitions > SLOTS {
-            return Err(Error::permanent(
-                airtight_core::Code::TOO_MANY_PARTITIONS,
-                format!("{} partitions asked for; this table has {SLOTS} at most", member.partitions),
-            ));
-        }
-        Ok(())
-    }
-
     async fn joined(&self, outbox: &PgOutbox, member: &Member) -> Result<()> {
         if member.order == Order::Key {
             return Ok(());
@@ -288,7 +275,7 @@ fn slots(partitions: &[u16], count: u16) -> Vec<i16> {
 }
 
 fn partition_of(slot: u16, count: u16) -> u16 {
-    if count == 0 { 0 } else { slot % count }
+    airtight_core::group::partition_of(slot.into(), count)
 }
 
 /// ` AND` the stream is one of the relay's, or nothing when all streams are meant. The parameter has them.

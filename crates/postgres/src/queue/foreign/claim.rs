@@ -11,7 +11,10 @@ use airtight_core::{
 };
 
 use super::{join_side, lost_leases};
-use crate::columns::{Assignments, Columns, col};
+use crate::{
+    columns::{Assignments, Columns, col},
+    slots,
+};
 
 /// The claim. Parameters: token, events, bytes, lease in seconds, relay, partitions, tokens, streams, largest
 /// payload.
@@ -33,10 +36,8 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let streams = format!("(cardinality($8::text[]) = 0 OR {} = ANY($8))", c.field(&c.spec.stream));
 
     let slot = match member.order {
-        Order::Key => {
-            format!("(mod(hashtextextended({key}, 0), {n}) + {n}) % {n}", n = i64::from(member.partitions))
-        }
-        Order::None | Order::Total => "0::bigint".into(),
+        Order::Key => slots::partition_of(&slots::slot_of(&key), member.partitions),
+        Order::None | Order::Total => "0::smallint".into(),
     };
     let in_partition = match member.order {
         Order::None => "$6::smallint[] IS NOT NULL".into(),

@@ -1,0 +1,69 @@
+//! From a key to its slot and its partition: the one formula in SQL. Its counterpart in Rust, for slots that a query
+//! has brought, is [`airtight_core::group::partition_of`].
+//!
+//! The canonical table stores the slot of each row in its generated column `part`, and parked events store theirs in
+//! `slot`. So the formula can never change.
+
+use airtight_core::{Code, Error, Result, group::Member};
+
+/// Into how many slots keys are hashed. A partition is a set of slots, so there are at most as many.
+pub(crate) const SLOTS: u16 = 64;
+
+/// The slot of a key, which must not be NULL.
+pub(crate) fn slot_of(key: &str) -> String {
+    format!("(hashtextextended({key}, 0) & {})::smallint", SLOTS - 1)
+}
+
+/// The partition of a slot, of so many.
+pub(crate) fn partition_of(slot: &str, partitions: u16) -> String {
+    if partitions <= 1 { "0::smallint".into() } else { format!("({slot} % {partitions})::smallint") }
+}
+
+/// Refuses more partitions than there are slots.
+pub(crate) fn check(member: &Member) -> Result<()> {
+    if member.partitions <= SLOTS {
+        return Ok(());
+    }
+    Err(Error::permanent(
+        Code::TOO_MANY_PARTITIONS,
+        format!("{} partitions asked for; {SLOTS} is the most", member.partitions),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use airtight_core::{NewEvent, admin::Admin};
+    use airtight_testkit::postgres::TestDb;
+    use sqlx::AssertSqlSafe;
+
+    use super::*;
+    use crate::{PgOptions, PgOutbox};
+
+    /// The generated column, the expression and the function in Rust agree on every key.
+    #[tokio::test]
+    async fn sql_and_rust_put_a_key_into_the_same_partition() {
+        let Some(db) = TestDb::create("slots").await else {
+            return;
+        };
+        let outbox = PgOutbox::connect(&db.url(), PgOptions::default()).await.unwrap();
+        outbox.migrate().await.unwrap();
+        let mut conn = outbox.pool().acquire().await.unwrap();
+        let keys = (0..500).map(|n| format!("key-{n}")).chain(["Ü 🦀".into(), "k".repeat(200)]);
+        let events: Vec<NewEvent> =
+            keys.map(|key| NewEvent::new("s", "Tested", "Test", key).json_text("{}")).collect();
+        outbox.publish_many(&mut conn, &events).await.unwrap();
+        for partitions in [1, 2, 3, 7, 16, 63, 64] {
+            let slot = slot_of("t.aggregate_id");
+            let sql =
+                format!("SELECT part, {slot}, {} FROM airtight.outbox t", partition_of(&slot, partitions));
+            let rows: Vec<(i16, i16, i16)> =
+                sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&mut *conn).await.unwrap();
+            assert_eq!(rows.len(), events.len());
+            for (stored, computed, partition) in rows {
+                assert_eq!(stored, computed);
+                let in_rust = airtight_core::group::partition_of(stored.into(), partitions);
+                assert_eq!(u16::try_from(partition), Ok(in_rust), "slot {stored} of {partitions}");
+            }
+        }
+    }
+}
