@@ -300,9 +300,14 @@ impl<S: QueueStore> Membered for Shared<S> {
 
     /// The leases of rows are renewed with the relay's own.
     async fn heartbeat(&self, member: &Member) -> Result<(Pulse, Instant)> {
-        // A settle that hangs must not cost us all leases.
+        // A settle that hangs must not cost us all leases. With order the partitions' leases are what counts, and those of
+        // rows are left for the next heartbeat: renewing them beside a settle could end in a deadlock.
         let alone = tokio::time::timeout(self.options.lease / 6, self.rows.lock()).await;
-        let rows = self.state().due_for_renewal(self.options.lease / 3);
+        let rows = if alone.is_ok() || member.order == Order::None {
+            self.state().due_for_renewal(self.options.lease / 3)
+        } else {
+            Vec::new()
+        };
         let sent = Instant::now();
         let pulse = self.store.members().heartbeat(member, &rows).await?;
         drop(alone);
