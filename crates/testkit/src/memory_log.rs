@@ -18,7 +18,7 @@ use std::{
 use airtight_core::{
     Backlog, Capabilities, Error, NewEvent, Published, Result,
     group::{Member, Members, Pulse},
-    log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    log::{Changes, ConsumerState, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start},
     queue::RowClaim,
 };
 use async_trait::async_trait;
@@ -322,9 +322,9 @@ impl LogStore for MemoryLogStore {
         rest.after(standings).await?
     }
 
-    async fn watch(&self, member: &Member) -> Result<Watch> {
+    async fn consumer_state(&self, member: &Member) -> Result<ConsumerState> {
         let rest = self.script.before(Verb::Watch).await?;
-        let watch = self.tables().watch(member);
+        let watch = self.tables().consumer_state(member);
         rest.after(watch).await?
     }
 

@@ -39,7 +39,7 @@ pub enum Verb {
     Attach,
     /// `LogStore::positions`
     Positions,
-    /// `LogStore::watch`
+    /// `LogStore::consumer_state`
     Watch,
     /// `LogStore::read`
     Read,

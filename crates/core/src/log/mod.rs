@@ -31,8 +31,8 @@ pub use self::{
         Retention, Seek, SeekOptions, SeekTo, check_offset, open_publishers, unknown_consumer,
     },
     store::{
-        Changes, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest, Replay, Revision,
-        Standing, Start, Watch, behind_retention,
+        Changes, ConsumerState, Due, Fate, LogRow, LogStore, Move, Park, ParkedRow, Read, ReadRequest,
+        Replay, Revision, Standing, Start, behind_retention,
     },
 };
 use self::{
@@ -441,7 +441,7 @@ impl<S: LogStore> Shared<S> {
     }
 
     /// Learns where partitions stand that are new to us, and which keys wait where a person has changed that.
-    async fn take_up(&self, member: &Member, watch: Watch) -> Result<()> {
+    async fn take_up(&self, member: &Member, watch: ConsumerState) -> Result<()> {
         // Neither an offset nor a parked event may change meanwhile.
         let _one = self.settling.lock().await;
         let revision = match watch.revision {
@@ -494,7 +494,7 @@ impl<S: LogStore> Membered for Shared<S> {
 
     async fn before_joining_again(&self, member: &Member) -> Result<()> {
         // One that was removed meanwhile is not made again.
-        self.store.watch(member).await?;
+        self.store.consumer_state(member).await?;
         // Others may have come meanwhile that read otherwise: what this one leaves out, they would take for done.
         self.store.attach(member, Start::Earliest).await
     }
@@ -523,7 +523,7 @@ impl<S: LogStore> Membered for Shared<S> {
 
     /// Hears what operators have said, takes up partitions that are new, and frees what waits behind nothing any more.
     async fn after_moving(&self, member: &Member) -> Result<()> {
-        let watch = self.store.watch(member).await?;
+        let watch = self.store.consumer_state(member).await?;
         self.take_up(member, watch).await?;
         let (known, waiting) = {
             let track = self.track();

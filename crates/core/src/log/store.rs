@@ -55,7 +55,7 @@ pub trait LogStore: Send + Sync + 'static {
     async fn positions(&self, member: &Member, partitions: &[u16]) -> Result<Vec<Standing>>;
 
     /// What operators have said about the consumer since.
-    async fn watch(&self, member: &Member) -> Result<Watch>;
+    async fn consumer_state(&self, member: &Member) -> Result<ConsumerState>;
 
     /// Reads on from `after` in the order of `seq`; see [`Read`].
     ///
@@ -144,7 +144,7 @@ impl Replay {
 
 /// What operators have said about a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Watch {
+pub struct ConsumerState {
     /// Whether it is to stand still.
     pub paused: bool,
     /// Whether something about its partitions has changed.

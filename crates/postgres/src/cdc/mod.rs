@@ -56,7 +56,7 @@ use std::{
 use airtight_core::{
     Backlog, Backoff, Capabilities, Code, Error, Result,
     group::{GroupKind, Member, Members, Pulse},
-    log::{Changes, Due, Log, LogRow, LogStore, Read, ReadRequest, Revision, Standing, Start, Watch},
+    log::{Changes, ConsumerState, Due, Log, LogRow, LogStore, Read, ReadRequest, Revision, Standing, Start},
     queue::BadRow,
 };
 use async_trait::async_trait;
@@ -510,10 +510,11 @@ impl LogStore for PgCdc {
         Ok(standings)
     }
 
-    async fn watch(&self, member: &Member) -> Result<Watch> {
-        let watch = state::watch(&self.shared.outbox, self.shared.columns()?, member.consumer()).await?;
+    async fn consumer_state(&self, member: &Member) -> Result<ConsumerState> {
+        let watch =
+            state::consumer_state(&self.shared.outbox, self.shared.columns()?, member.consumer()).await?;
         let renew = self.shared.renew.load(Ordering::Acquire);
-        Ok(if renew { Watch { revision: Revision::Moved, ..watch } } else { watch })
+        Ok(if renew { ConsumerState { revision: Revision::Moved, ..watch } } else { watch })
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use airtight_core::{
     Code, Error, Event, Payload, Result,
     group::Member,
-    log::{Changes, Fate, LogRow, Park, Revision, Standing, Watch},
+    log::{Changes, ConsumerState, Fate, LogRow, Park, Revision, Standing},
     queue::BadRow,
 };
 use sqlx::{AssertSqlSafe, Row, types::Json};
@@ -282,7 +282,7 @@ pub(super) async fn positions(
 }
 
 /// What operators have said.
-pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Result<Watch> {
+pub(super) async fn consumer_state(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Result<ConsumerState> {
     let sql =
         format!("SELECT paused, revision FROM {} WHERE outbox = $1 AND name = $2", outbox.own("consumer"));
     let mut conn = outbox.acquire().await?;
@@ -297,7 +297,7 @@ pub(super) async fn watch(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     let (paused, revision) = found.ok_or_else(|| {
         Error::permanent(Code::UNKNOWN_CONSUMER, format!("the reader `{name}` was removed while it ran"))
     })?;
-    Ok(Watch { paused, revision: Revision::At(revision) })
+    Ok(ConsumerState { paused, revision: Revision::At(revision) })
 }
 
 /// Parked events that wait, and those of them that only a person can move.

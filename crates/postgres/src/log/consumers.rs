@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use airtight_core::{
     Backlog, Code, Error, Result,
     group::Member,
-    log::{Replay, Revision, Standing, Start, Watch, behind_retention},
+    log::{ConsumerState, Replay, Revision, Standing, Start, behind_retention},
     table::{OffsetTable, quote},
 };
 use sqlx::{AssertSqlSafe, Row};
@@ -359,7 +359,11 @@ fn replay(columns: Option<Vec<Option<i64>>>) -> Option<Replay> {
 }
 
 /// What operators have said, and on which server.
-pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) -> Result<(Watch, String)> {
+pub(super) async fn consumer_state(
+    outbox: &PgOutbox,
+    table: &LogTable,
+    member: &Member,
+) -> Result<(ConsumerState, String)> {
     let failed = doing("looking after the consumer");
     let mut conn = outbox.acquire().await?;
     let sql = format!(
@@ -400,7 +404,7 @@ pub(super) async fn watch(outbox: &PgOutbox, table: &LogTable, member: &Member) 
     let revision: i64 = row.try_get("revision").map_err(&failed)?;
     // A value that was changed by hand is a revision of its own, for as long as ours differs.
     let by_hand = foreign.filter(|offset| stored.is_some_and(|stored| stored != *offset));
-    let watch = Watch {
+    let watch = ConsumerState {
         paused: row.try_get("paused").map_err(&failed)?,
         revision: Revision::At(by_hand.map_or(revision, |offset| -1 - offset)),
     };

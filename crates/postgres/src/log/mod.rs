@@ -42,8 +42,8 @@ use airtight_core::{
     Backlog, Capabilities, Code, Error, Result,
     group::{Member, Members},
     log::{
-        Changes, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Revision, Standing, Start, Watch,
-        open_publishers,
+        Changes, ConsumerState, Due, Log, LogOptions, LogRow, LogStore, Read, ReadRequest, Revision,
+        Standing, Start, open_publishers,
     },
 };
 use async_trait::async_trait;
@@ -267,13 +267,13 @@ impl LogStore for PgLog {
         Ok(standings)
     }
 
-    async fn watch(&self, member: &Member) -> Result<Watch> {
+    async fn consumer_state(&self, member: &Member) -> Result<ConsumerState> {
         let table = self.table()?;
-        let (watch, server) = consumers::watch(&self.outbox, table, member).await?;
+        let (watch, server) = consumers::consumer_state(&self.outbox, table, member).await?;
         self.recognise(member, &server).await?;
         // On another server, or after a restart, nothing that is remembered need be true.
         let moved = self.server().is_some_and(|before| before != server);
-        Ok(if moved { Watch { revision: Revision::Moved, ..watch } } else { watch })
+        Ok(if moved { ConsumerState { revision: Revision::Moved, ..watch } } else { watch })
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {

@@ -3,7 +3,7 @@
 use airtight_core::{
     Code, Error, Order, Result,
     group::Member,
-    log::{Replay, Revision, Standing, Start, Watch, behind_retention, unknown_consumer},
+    log::{ConsumerState, Replay, Revision, Standing, Start, behind_retention, unknown_consumer},
 };
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -264,7 +264,7 @@ pub(super) async fn positions(
     Ok(standings)
 }
 
-pub(super) async fn watch(outbox: &SqliteOutbox, member: &Member) -> Result<Watch> {
+pub(super) async fn consumer_state(outbox: &SqliteOutbox, member: &Member) -> Result<ConsumerState> {
     let sql = outbox.log_sql()?;
     let mut conn = outbox.acquire().await?;
     let select =
@@ -277,7 +277,10 @@ pub(super) async fn watch(outbox: &SqliteOutbox, member: &Member) -> Result<Watc
     let Some(row) = row else {
         return Err(unknown_consumer(member.consumer(), &names(&mut conn, sql).await?));
     };
-    Ok(Watch { paused: row.try_get(0).map_err(db)?, revision: Revision::At(row.try_get(1).map_err(db)?) })
+    Ok(ConsumerState {
+        paused: row.try_get(0).map_err(db)?,
+        revision: Revision::At(row.try_get(1).map_err(db)?),
+    })
 }
 
 /// All consumers' names.

@@ -40,7 +40,7 @@ use std::time::Duration;
 use airtight_core::{
     Backlog, Capabilities, Code, Error, Result,
     group::{self, Member, Members},
-    log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    log::{Changes, ConsumerState, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start},
 };
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -95,8 +95,8 @@ impl LogStore for SqliteLog {
         attach::positions(&self.outbox, member, partitions).await
     }
 
-    async fn watch(&self, member: &Member) -> Result<Watch> {
-        attach::watch(&self.outbox, member).await
+    async fn consumer_state(&self, member: &Member) -> Result<ConsumerState> {
+        attach::consumer_state(&self.outbox, member).await
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {

@@ -251,10 +251,10 @@ async fn a_person_decides_about_dead_and_unknown_events() {
     assert_eq!(list(ParkedFilter { after_seq: Some(2), limit: 1, ..all.clone() }).await[0].0, 3);
     assert_eq!(list(ParkedFilter { aggregate_id: Some("d".into()), ..all.clone() }).await[0].0, 4);
 
-    let before = one.store.watch(&one.member).await.unwrap();
+    let before = one.store.consumer_state(&one.member).await.unwrap();
     let key = ParkedFilter { aggregate_id: Some("a".into()), ..all.clone() };
     assert_eq!(outbox.retry_parked(&key).await.unwrap(), 1);
-    assert_ne!(one.store.watch(&one.member).await.unwrap(), before, "relays must hear of it");
+    assert_ne!(one.store.consumer_state(&one.member).await.unwrap(), before, "relays must hear of it");
     let due = one.due(&[]).await;
     assert_eq!((due.rows.len(), due.rows[0].row.seq, due.rows[0].attempts), (1, 1, 0));
     // In bulk, an unknown one stays as it is; nor is one touched that is tried again by itself.
@@ -347,7 +347,7 @@ async fn a_consumer_is_removed_only_when_nobody_works_for_it() {
     assert!(fixture.outbox.consumers().await.unwrap().is_empty());
     let pruned = fixture.outbox.prune_log(Retention::default(), &|_| {}).await.unwrap();
     assert_eq!((pruned.events, pruned.held_by), (6, None), "retention no longer waits for it");
-    assert_eq!(one.store.watch(&one.member).await.unwrap_err().code(), "unknown_consumer");
+    assert_eq!(one.store.consumer_state(&one.member).await.unwrap_err().code(), "unknown_consumer");
 }
 
 #[tokio::test]

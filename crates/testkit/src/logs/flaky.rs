@@ -11,7 +11,7 @@ use std::{
 use airtight_core::{
     Backlog, Capabilities, Code, Error, Result,
     group::{GroupKind, Member, Members, Pulse},
-    log::{Changes, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start, Watch},
+    log::{Changes, ConsumerState, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start},
 };
 use async_trait::async_trait;
 
@@ -78,8 +78,8 @@ impl<S: LogStore> LogStore for Flaky<S> {
         self.store.positions(member, partitions).await
     }
 
-    async fn watch(&self, member: &Member) -> Result<Watch> {
-        self.store.watch(member).await
+    async fn consumer_state(&self, member: &Member) -> Result<ConsumerState> {
+        self.store.consumer_state(member).await
     }
 
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read> {

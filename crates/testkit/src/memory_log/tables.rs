@@ -10,8 +10,8 @@ use airtight_core::{
     Backlog, Code, Error, Event, NewEvent, Op, Order, Payload, Published, Result,
     group::{GroupName, Member, Pulse},
     log::{
-        Changes, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Revision, Standing, Start,
-        Watch, behind_retention, unknown_consumer,
+        Changes, ConsumerState, Due, Fate, LogRow, Park, ParkedRow, Read, ReadRequest, Replay, Revision,
+        Standing, Start, behind_retention, unknown_consumer,
     },
     queue::BadRow,
 };
@@ -363,9 +363,9 @@ impl Tables {
         Ok(standings)
     }
 
-    pub(super) fn watch(&self, member: &Member) -> Result<Watch> {
+    pub(super) fn consumer_state(&self, member: &Member) -> Result<ConsumerState> {
         let consumer = self.consumer(member.consumer())?;
-        Ok(Watch { paused: consumer.paused, revision: Revision::At(consumer.revision) })
+        Ok(ConsumerState { paused: consumer.paused, revision: Revision::At(consumer.revision) })
     }
 
     // --- reading ----------------------------------------------------------------------------------------
