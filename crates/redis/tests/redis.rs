@@ -14,6 +14,7 @@ use airtight_core::{
 use airtight_testkit::{
     brokers::redis::RedisServer,
     deliveries::{delivery, error_of, letters, of, sample_event},
+    ports::Port,
 };
 use support::*;
 
@@ -316,7 +317,10 @@ async fn a_replica_is_not_written_to_and_replicas_are_waited_for() {
 
 #[tokio::test]
 async fn a_cluster_is_told_that_it_is_none_of_ours() {
-    let settings = [("cluster-enabled", "yes")];
+    // Its own choice, 10,000 above the port, may be the port of somebody's outgoing connection.
+    let bus = Port::reserve();
+    let bus_port = bus.to_string();
+    let settings = [("cluster-enabled", "yes"), ("cluster-port", &*bus_port)];
     let Some(server) = RedisServer::start_with("a_cluster_is_told", &settings).await else { return };
     let sink = sink(&server, "");
     for error in [sink.open().await.unwrap_err(), send(&sink, delivery(1, "a")).await.unwrap_err()] {
