@@ -250,6 +250,20 @@ impl Error {
     }
 }
 
+/// The innermost cause of an error of a client library: the outer layers say that a request failed, the innermost says
+/// what happened.
+pub fn root_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    // An I/O error names the source of what it wraps as its own source, and so hides what it wraps.
+    match cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        Some(wrapped) => root_cause(wrapped),
+        None => cause,
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)?;

@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use airtight_core::{Code, Error, Outcome, Result};
+use airtight_core::{Code, Error, Outcome, Result, error::root_cause};
 use async_nats::{
     ConnectError, ConnectErrorKind, ConnectOptions, Event, Message, Request, RequestErrorKind, ServerAddr,
     ServerError, connection::State as Link,
@@ -355,10 +355,13 @@ impl Client {
                 "the seed of `nkey` or `creds` cannot sign what the server asks for: check it",
             ),
             ConnectErrorKind::TimedOut => self.no_greeting(),
-            ConnectErrorKind::Io if speaks_something_else(root) => Error::unavailable(
+            ConnectErrorKind::Io if speaks_something_else(error) => Error::unavailable(
                 Code::WRONG_PROTOCOL,
                 format!("{shown} does not speak NATS ({cause}): check host and port"),
             ),
+            _ if root.is::<rustls::Error>() => {
+                Error::unavailable(Code::TLS, format!("TLS with {shown} failed: {cause}"))
+            }
             _ => Error::unavailable(Code::UNREACHABLE, format!("cannot connect to {shown}: {cause}")),
         }
     }
@@ -417,22 +420,13 @@ fn is_about_hearing(complaint: &str) -> bool {
 }
 
 /// Whether somebody greeted, but not as a NATS server does.
-fn speaks_something_else(cause: &(dyn std::error::Error + 'static)) -> bool {
-    match cause.downcast_ref::<io::Error>() {
-        Some(error) => error.kind() == io::ErrorKind::InvalidInput,
-        // async-nats has no kind for a greeting of another kind than a server's.
-        None => {
-            let words = cause.to_string();
-            words.starts_with("expected INFO") && !words.ends_with("nothing")
-        }
-    }
-}
-
-/// The outer layers say that connecting failed; the innermost says what happened.
-fn root_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
-    let mut cause = error;
+fn speaks_something_else(error: &ConnectError) -> bool {
+    let mut cause: &(dyn std::error::Error + 'static) = error;
     while let Some(source) = cause.source() {
         cause = source;
     }
-    cause
+    // async-nats has no kind for a greeting of another kind than a server's.
+    let words = root_cause(cause).to_string();
+    cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::InvalidInput)
+        || words.starts_with("expected INFO") && !words.ends_with("nothing")
 }

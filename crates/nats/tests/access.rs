@@ -226,9 +226,9 @@ async fn tls_trusts_the_given_authority_and_nobody_else() {
         send(&open(&url(scheme, &cert)).await.unwrap(), delivery(seq, "k")).await.unwrap();
     }
     let untrusted = open(&url("tls", &other)).await.unwrap_err();
-    expect(&untrusted, Class::Unavailable, "unreachable", &["certificate"]);
+    expect(&untrusted, Class::Unavailable, "tls", &["certificate"]);
     let by_the_systems_roots = open(&format!("tls://localhost:{port}/orders.x")).await.unwrap_err();
-    expect(&by_the_systems_roots, Class::Unavailable, "unreachable", &["certificate"]);
+    expect(&by_the_systems_roots, Class::Unavailable, "tls", &["certificate"]);
 
     // And a server that wants to know us.
     let private = files.path().join("other-key.pem");

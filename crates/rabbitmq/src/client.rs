@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use airtight_core::{Code, Error, Result};
+use airtight_core::{Code, Error, Result, error::root_cause};
 use futures::StreamExt;
 use lapin::{
     AsyncTcpStream, BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Event,
@@ -36,7 +36,7 @@ use tokio::{
 
 use crate::{
     encode::Outgoing,
-    errors::{self, Doing, classify, root_cause},
+    errors::{self, Doing, classify},
     resolved::{Declare, Destination, Resolved},
 };
 

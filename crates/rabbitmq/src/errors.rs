@@ -3,7 +3,7 @@
 //! A message has its channel to itself, so what the broker says of a channel it says of that message. What it says
 //! of the connection meets everyone on it.
 
-use airtight_core::{Code, Error};
+use airtight_core::{Code, Error, error::root_cause};
 use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError, uri::AMQPScheme};
 
 use crate::{
@@ -243,13 +243,4 @@ pub(crate) fn no_tls(config: &Resolved, error: &std::io::Error) -> Error {
             root_cause(error)
         ),
     )
-}
-
-/// The innermost cause: the outer layers say that I/O failed, not how.
-pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

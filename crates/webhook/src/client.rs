@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use airtight_core::{Class, Code, Error, Event, Result};
+use airtight_core::{Class, Code, Error, Event, Result, error::root_cause};
 use reqwest::{
     Request, Response, StatusCode, Url,
     header::{DATE, HeaderMap, LOCATION, RETRY_AFTER},
@@ -150,7 +150,8 @@ impl Client {
                 }
                 false => format!("cannot connect to {origin}: {cause}"),
             };
-            Error::unavailable(Code::UNREACHABLE, message)
+            let code = if cause.is::<rustls::Error>() { Code::TLS } else { Code::UNREACHABLE };
+            Error::unavailable(code, message)
         } else if error.is_timeout() {
             Error::retryable(Code::TIMEOUT, format!("{origin} did not answer within {:?}", self.timeout))
         } else {
@@ -236,15 +237,6 @@ fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN_BYTES)]);
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     text.trim().into()
-}
-
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    // The outer layers say that a request failed; the innermost says what happened.
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 /// `Retry-After` in seconds or as a date, bounded. A date is measured against the server's own clock, where

@@ -55,7 +55,7 @@ async fn https_trusts_the_systems_roots_and_nobody_else() {
     let said = outcome(&format!("https://localhost:{port}/"), &trusted).await;
     assert!(said.contains("said: [Delivered]"), "{said}");
     let said = outcome(&format!("https://localhost:{port}/"), &untrusted).await;
-    assert!(said.contains("connect (unavailable)") && said.contains("certificate"), "{said}");
+    assert!(said.contains("tls (unavailable)") && said.contains("certificate"), "{said}");
     serving.abort();
 
     // What the config names counts, whatever the system trusts.
