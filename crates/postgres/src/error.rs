@@ -58,10 +58,10 @@ pub(crate) fn from_sqlstate(code: Option<&str>, message: &str, doing: &str) -> E
         code if code.starts_with("22") || code.starts_with("42") => Error::permanent(Code::REFUSED, text),
         "53300" => Error::retryable(
             Code::TOO_MANY_CONNECTIONS,
-            format!("{text}: PostgreSQL lets nobody else in, or not this user or database"),
+            format!("{text}: PostgreSQL accepts no more connections, or none of this user or to this database"),
         )
         .with_remedy(
-            "raise max_connections, or their CONNECTION LIMIT; or end what is connected and not needed",
+            "raise max_connections, or the CONNECTION LIMIT of the user or the database; or end connections that are not needed",
         ),
         "55P03" => Error::retryable(Code::LOCKED, text),
         "40P01" => Error::retryable(Code::DEADLOCK, text),

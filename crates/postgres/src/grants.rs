@@ -157,7 +157,7 @@ impl PgOutbox {
                     return Err(Error::permanent(
                         Code::FOREIGN_TABLE,
                         format!(
-                            "{} is the application's own table: it writes there with its own INSERT, and needs no right of airtight's",
+                            "{} is the application's own table: the application writes to it with its own INSERT, and needs no grant from airtight",
                             outbox.replace('"', "")
                         ),
                     ));
@@ -194,9 +194,9 @@ impl PgOutbox {
                 if script.is_canonical() && !script.is_log() {
                     return Err(wrong("it is read by relays (`relay`), or through the WAL (`cdc`)"));
                 }
-                script.say("follows the log; lists, retries, discards, seeks and pauses. Partitions are made and dropped by the");
+                script.say("follows the log; lists, retries, discards, seeks and pauses. The owner of the table");
                 script.say(
-                    "owner of the table: let `airtight migrate` and `airtight prune` run as that regularly",
+                    "creates and drops partitions: run `airtight migrate` and `airtight prune` regularly as the owner",
                 );
                 script.begin();
                 script.outbox_with("SELECT", ALL);
@@ -204,17 +204,17 @@ impl PgOutbox {
                 script.tables("SELECT", &["side", "slot"]);
             }
             Grantee::Cdc => {
-                script.say("follows the WAL; lists, retries and discards. It needs `REPLICATION`, which only a superuser gives; a");
-                script.say("managed database has a role to grant in its place, such as rds_replication");
+                script.say("follows the WAL; lists, retries and discards. It needs `REPLICATION`, which only a superuser can give; a");
+                script.say("managed database has a role to grant instead, such as rds_replication");
                 script.lines.push(format!("ALTER ROLE {} REPLICATION;", script.role));
                 script.begin();
                 let has_status = options.spec.as_ref().map_or(!script.is_log(), |spec| spec.status.is_some());
                 script.outbox_with(if has_status { "SELECT, UPDATE, DELETE" } else { "SELECT" }, "SELECT");
                 script.tables(ALL, &["relay", "partition", "side", "consumer", "parked", "slot", "inbox"]);
                 script.tables("SELECT", &["log"]);
-                script.say("the publication is made by the owner of the table, once; a reader of another name (`--publication`) has");
+                script.say("the owner of the table creates the publication, once; a reader with another `--publication` needs");
                 script.say(
-                    "another. A role that owns the table and may CREATE in the database makes it itself",
+                    "another one. If this role owns the table and may CREATE in the database, the relay creates the publication",
                 );
                 let create = format!(
                     "CREATE PUBLICATION {} FOR TABLE {outbox} WITH (publish = 'insert', publish_via_partition_root = true)",
@@ -226,7 +226,7 @@ impl PgOutbox {
                 ));
             }
             Grantee::Viewer => {
-                script.say("only looks: status, lists, tail, check");
+                script.say("only reads: status, lists, tail, check");
                 script.begin();
                 script.outbox_with("SELECT", "SELECT");
                 script.tables(

@@ -241,7 +241,7 @@ impl PgHandlers {
         let seq = self.log.as_ref().map(|_| event.seq);
         let first = self.inbox.note(conn, &self.consumer, &key, seq).await.map_err(not_their_fault)?;
         if !first {
-            tracing::debug!(consumer = self.consumer, eventId = event.id, "seen before; passed over");
+            tracing::debug!(consumer = self.consumer, eventId = event.id, "seen before; skipped");
             return Ok(());
         }
         // The call is inside as well: a handler may panic before it returns its future.

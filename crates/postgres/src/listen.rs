@@ -89,7 +89,7 @@ async fn listen(options: PgConnectOptions, channel: String, woken: Arc<Notify>) 
         }
         .await;
         if let Err(error) = result {
-            tracing::info!(%error, "the listener lost its connection, and makes another; polling goes on");
+            tracing::info!(%error, "the listener lost its connection and opens another; polling continues");
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

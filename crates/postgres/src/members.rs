@@ -117,7 +117,7 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
         return Err(Error::permanent(
             Code::OVERLAP,
             format!(
-                "a relay on {host} reads the same streams of {} in another way ({group}, this one is {}): give both the same order and streams, or streams of their own",
+                "a relay on {host} reads the same streams of {} with other settings ({group}, this one is {}): give both relays the same order and streams, or different streams",
                 c.outbox, member.group
             ),
         ));
@@ -263,7 +263,7 @@ pub(crate) async fn give(
         .bind(member.id)
         .execute(conn.get())
         .await
-        .map_err(doing("giving partitions up"))?;
+        .map_err(doing("giving up partitions"))?;
     conn.commit().await
 }
 

@@ -225,7 +225,7 @@ impl PgOutbox {
             return;
         }
         if let Err(error) = self.try_connecting().await {
-            tracing::warn!(code = error.code(), %error, "going on with fewer connections than wanted, and more slowly");
+            tracing::warn!(code = error.code(), %error, "continuing with fewer connections than configured, and more slowly");
         }
     }
 

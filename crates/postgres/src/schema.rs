@@ -323,20 +323,20 @@ impl PgOutbox {
                     (Makes::Floor, Some(what)) => {
                         script.push(names.fill(FLOOR));
                         if known {
-                            done.push(format!("made {}, which was missing", what.what));
+                            done.push(format!("created {}, which was missing", what.what));
                         }
                     }
                     (Makes::Columns(..), Some(what)) => {
                         script.push(filled.replace("ADD COLUMN ", "ADD COLUMN IF NOT EXISTS "));
                         if known {
-                            done.push(format!("made {}, which was missing", what.what));
+                            done.push(format!("created {}, which was missing", what.what));
                         }
                     }
                     (makes, Some(what)) => {
                         if known {
                             let gone =
-                                if matches!(makes, Makes::Table(_)) { ": what it held is gone" } else { "" };
-                            done.push(format!("made {}, which was missing{gone}", what.what));
+                                if matches!(makes, Makes::Table(_)) { ": its contents are lost" } else { "" };
+                            done.push(format!("created {}, which was missing{gone}", what.what));
                         }
                         script.push(filled);
                         if let Makes::Table(name) | Makes::Sequence(name) | Makes::Function(name) = makes {
@@ -370,7 +370,7 @@ impl PgOutbox {
                 script.push(names.fill("ALTER SEQUENCE {sequence} OWNED BY {outbox}.seq"));
             }
             done.push(format!(
-                "made the default of {column} in {}, which was missing",
+                "created the default of {column} in {}, which was missing",
                 self.spec.display_name()
             ));
         }

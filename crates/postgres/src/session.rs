@@ -102,7 +102,7 @@ impl Watchdog {
                     pause = self.within;
                     continue;
                 }
-                Answer::Idle => "PostgreSQL is not at work on it".to_owned(),
+                Answer::Idle => "PostgreSQL is not working on it".to_owned(),
                 Answer::Unreachable(why) => why,
             };
             if waited < self.within {
@@ -114,7 +114,7 @@ impl Watchdog {
             if let Ok(done) = tokio::time::timeout(LAST_LOOK, &mut work).await {
                 return Ok(done);
             }
-            tracing::warn!("a connection gave no answer for {waited:.1?} ({why}): given up, and opened anew");
+            tracing::warn!("a connection gave no answer for {waited:.1?} ({why}): it is given up, and another one is opened");
             self.drop_idle();
             return Err(sqlx::Error::Io(io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -181,7 +181,7 @@ impl Watchdog {
         Ok(Answer::Working(Some(format!(
             "{} is locked by {}",
             what.as_deref().unwrap_or("a row"),
-            holders.as_deref().unwrap_or("somebody who has ended")
+            holders.as_deref().unwrap_or("a session that has ended")
         ))))
     }
 }

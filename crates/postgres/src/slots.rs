@@ -26,7 +26,7 @@ pub(crate) fn check(member: &Member) -> Result<()> {
     }
     Err(Error::permanent(
         Code::TOO_MANY_PARTITIONS,
-        format!("{} partitions asked for; {SLOTS} is the most", member.partitions),
+        format!("{} partitions were requested; {SLOTS} is the maximum", member.partitions),
     ))
 }
 

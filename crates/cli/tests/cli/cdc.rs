@@ -145,7 +145,7 @@ async fn a_slot_that_others_have_read_is_taken_again_once_the_place_is_forgotten
         "--json",
     ];
     let error = wal.run(&again).error(1);
-    assert!(error.contains("made anew or moved by hand"), "{error}");
+    assert!(error.contains("recreated or moved manually"), "{error}");
     let removed = wal.run(&["cdc", "remove", &wal.slot(), "--keep-slot", "--yes"]).ok();
     assert!(removed.contains(&format!("pg_drop_replication_slot('{}')", wal.slot())), "{removed}");
     wal.publish("a", 3);

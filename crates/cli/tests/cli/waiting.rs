@@ -85,7 +85,7 @@ async fn a_log_behind_an_open_publisher_says_whom_it_waits_for() {
     let shown = server.run(&["consumers", "show", "c"]).ok();
     assert!(shown.contains(&format!("waits for   prepared transaction `{name}`, open for ")), "{shown}");
     execute(&mut till, &format!("COMMIT PREPARED '{name}'")).await;
-    relay.wait_for_log("the log goes on");
+    relay.wait_for_log("the log continues");
     let shown = server.run(&["consumers", "show", "c"]).ok();
     assert!(!shown.contains("waits for"), "{shown}");
 }

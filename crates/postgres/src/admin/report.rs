@@ -182,7 +182,7 @@ pub(super) async fn unread_streams(
         .bind(&c.outbox)
         .fetch_all(conn.get())
         .await
-        .map_err(doing("looking for streams nobody reads"))
+        .map_err(doing("looking for streams that no relay reads"))
 }
 
 /// Keys with a failed or dead event and others waiting behind it.

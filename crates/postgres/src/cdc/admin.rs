@@ -270,7 +270,7 @@ impl PgOutbox {
             (None, Publication::Missing) => findings.push(Finding {
                 fatal: false,
                 message: format!(
-                    "the publication `{}` is made at the first start: {}",
+                    "the publication `{}` is created at the first start: {}",
                     options.publication,
                     publication::create(&c, &options.publication)
                 ),
@@ -327,13 +327,13 @@ impl PgOutbox {
         }
         let keep: String = row.try_get("keep").map_err(&failed)?;
         let message = if keep == "-1" {
-            "max_slot_wal_keep_size is -1: a relay that is away for long makes the server keep WAL until its disk is \
-             full. Bound it, and watch `lag_bytes` of `airtight status`: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
+            "max_slot_wal_keep_size is -1: while a relay is unavailable, the server keeps WAL, until its disk is \
+             full. Set a limit, and watch `lag_bytes` of `airtight status`: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
                 .to_owned()
         } else {
             format!(
-                "max_slot_wal_keep_size is {keep}: a relay that is further behind than that loses its slot, and what \
-                 the table still has must be delivered again (docs/cdc.md, \"A lost slot\")"
+                "max_slot_wal_keep_size is {keep}: a relay that falls further behind loses its slot, and the rows \
+                 that the table still has must be delivered again (docs/cdc.md, \"A lost slot\")"
             )
         };
         findings.push(Finding { fatal: false, message });

@@ -21,7 +21,7 @@ impl PgOutbox {
             Payload::Bytes(_) => {
                 return Err(Error::permanent(
                     Code::BAD_EVENT,
-                    "payload is bytes, and an event without a table has JSON",
+                    "the payload is bytes, but an event without a table must have a JSON payload",
                 ));
             }
         };

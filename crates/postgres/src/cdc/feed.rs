@@ -132,8 +132,8 @@ impl Feed {
             return Err(Error::permanent(
                 Code::DIVERGED,
                 format!(
-                    "the stream now has a transaction at {at} where it had one at {open}: this server is not a \
-                     continuation of the one that was read before"
+                    "the stream now has a transaction at {at} where it had one at {open}: this server does not \
+                     continue the one that was read before"
                 ),
             ));
         }

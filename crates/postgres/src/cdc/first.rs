@@ -88,7 +88,7 @@ impl Session {
         if entered.await? {
             return Ok(());
         }
-        Err(Error::retryable(Code::FENCED, "another relay has taken the reader over"))
+        Err(Error::retryable(Code::FENCED, "another relay has taken over the reader"))
     }
 
     /// Makes the slot, which waits for all transactions that are open, and says for which.
@@ -103,14 +103,14 @@ impl Session {
             tokio::select! {
                 made = &mut made => {
                     let (place, snapshot) = made?;
-                    tracing::info!(slot = name, at = %place, "made the slot");
+                    tracing::info!(slot = name, at = %place, "created the slot");
                     return Ok((place, snapshot));
                 }
                 () = tokio::time::sleep(wait) => {
                     let writers = slot::writers(&self.shared.outbox).await.unwrap_or_default();
                     tracing::warn!(
                         slot = name,
-                        "making the slot waits for transactions that are open: {}",
+                        "creating the slot waits for open transactions: {}",
                         if writers.is_empty() { "none is known".into() } else { writers.join(", ") }
                     );
                     wait = (wait * 2).min(Duration::from_secs(60));

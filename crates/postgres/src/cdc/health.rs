@@ -62,7 +62,7 @@ impl Session {
                 }
                 // Whoever needs that connection says so.
                 Err(error) => {
-                    tracing::debug!(slot = self.name(), %error, "could not look at the publication");
+                    tracing::debug!(slot = self.name(), %error, "could not check the publication");
                 }
             }
         }
@@ -75,7 +75,7 @@ impl Session {
                 Ok(wire) => wire.close().await,
                 Err(error) if is_going_down(&error) => return error,
                 Err(error) => {
-                    tracing::debug!(slot = self.name(), %error, "could not connect beside the stream");
+                    tracing::debug!(slot = self.name(), %error, "could not open a second connection to check the stream");
                 }
             }
         }
@@ -91,7 +91,7 @@ impl Session {
         let sql =
             "SELECT wait_event, state FROM pg_stat_activity WHERE pid = $1 AND backend_type = 'walsender'";
         let does = match self.activity(sql, pid).await? {
-            None => "has ended it".to_owned(),
+            None => "has ended its side".to_owned(),
             Some((Some(wait), _)) if IDLE.contains(&wait.to_ascii_lowercase().as_str()) => {
                 "has nothing else to do".into()
             }
@@ -100,8 +100,8 @@ impl Session {
         Err(Error::retryable(
             Code::TIMEOUT,
             format!(
-                "nothing came over the replication connection for {} s, though the server was asked every second and \
-                 {does}: the connection is given up",
+                "nothing arrived on the replication connection for {} s, although the server was asked every second \
+                 and {does}: the connection is given up",
                 silence.as_secs()
             ),
         ))
@@ -133,7 +133,7 @@ impl Session {
                 return Err(Error::retryable(
                     Code::TIMEOUT,
                     format!(
-                        "{what}: the server is done with it, and its answer does not come: the connection is given up"
+                        "{what}: the server has finished the statement, but its answer does not arrive: the connection is given up"
                     ),
                 ));
             }
@@ -152,7 +152,7 @@ impl Session {
             .bind(pid)
             .fetch_optional(conn.get())
             .await
-            .map_err(doing("looking what the server does"))?;
+            .map_err(doing("checking the activity of the server"))?;
         conn.commit().await?;
         Ok(found)
     }

@@ -33,7 +33,7 @@ impl FromStr for Lsn {
         parse().ok_or_else(|| {
             Error::permanent(
                 Code::BAD_LSN,
-                format!("`{text}` is no place in the WAL; one looks like 16/B374D848"),
+                format!("`{text}` is not a position in the WAL; a position looks like 16/B374D848"),
             )
         })
     }

@@ -254,7 +254,7 @@ impl Shared {
             self.renew.store(true, Ordering::Release);
             return Err(Error::retryable(
                 Code::PROMOTED,
-                "another server was promoted; beginning where it stands",
+                "another server was promoted; continuing at its current position",
             ));
         }
         life.timeline = Some(server.timeline.clone());
@@ -280,8 +280,8 @@ impl Shared {
         Err(Error::retryable(
             Code::SET_BACK,
             format!(
-                "the server was set back to an earlier state, before {}; beginning where it stands. Events that were \
-                 delivered since then are not in the database any more",
+                "the server was set back to an earlier state, before {}; continuing at its current position. Events \
+                 that were delivered since then are no longer in the database",
                 received.max(acked)
             ),
         ))
@@ -454,7 +454,7 @@ impl LogStore for PgCdc {
             return Err(Error::permanent(
                 Code::NO_LOOKUP,
                 format!(
-                    "{} only refers to its payload, which a row of the WAL cannot be joined with: read it as a log",
+                    "{} only refers to its payloads, and a row of the WAL cannot be joined with another table: read it as a log",
                     columns.outbox
                 ),
             ));
@@ -525,7 +525,7 @@ impl LogStore for PgCdc {
             let feed = shared.feed();
             if shared.life().begun {
                 let Some(rows) = feed.after(request.after) else {
-                    return Err(Error::retryable(Code::MOVED, "the reader was moved; taking it up again"));
+                    return Err(Error::retryable(Code::MOVED, "the reader was moved; continuing at its new position"));
                 };
                 taken.extend(rows.take(request.events).map(|(seq, raw)| (seq, raw.clone())));
             }
@@ -558,7 +558,7 @@ impl LogStore for PgCdc {
             seqs.iter().map_while(|seq| Some((*seq, feed.get(*seq)?.clone()))).collect()
         };
         if raws.is_empty() {
-            return Err(Error::retryable(Code::MOVED, "the reader was moved; taking it up again"));
+            return Err(Error::retryable(Code::MOVED, "the reader was moved; continuing at its new position"));
         }
         let (mut rows, mut bytes) = (Vec::new(), 0);
         for (seq, raw) in raws {
@@ -660,7 +660,7 @@ async fn current_lsn(outbox: &PgOutbox) -> Result<Lsn> {
         .persistent(!outbox.pooled)
         .fetch_one(conn.get())
         .await
-        .map_err(doing("asking how far the WAL is"))?;
+        .map_err(doing("reading the current position of the WAL"))?;
     conn.commit().await?;
     lsn.parse()
 }

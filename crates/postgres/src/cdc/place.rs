@@ -257,7 +257,7 @@ async fn write(
         let feed = shared.feed();
         for one in changes.map_or(&[][..], |changes| &changes.park) {
             let (row, identity) = parked(shared, feed.get(one.seq))
-                .ok_or_else(|| Error::retryable(Code::MOVED, "the reader was moved; taking it up again"))?;
+                .ok_or_else(|| Error::retryable(Code::MOVED, "the reader was moved; continuing at its new position"))?;
             let fate = match &one.fate {
                 Fate::Dead { error } => Some((error, false)),
                 Fate::Unknown { error } => Some((error, true)),
@@ -305,7 +305,7 @@ async fn write(
             shared.verify(member.consumer()).await?;
             return Err(Error::retryable(
                 Code::PUBLICATION_CHANGED,
-                "the publication was changed, though nothing is missing for that; storing the position again",
+                "the publication was changed, but the stream misses nothing; storing the position again",
             ));
         }
     }
@@ -332,7 +332,7 @@ async fn wait_for(shared: &Shared, transactions: HashSet<u32>) -> Result<()> {
         if Instant::now() >= end {
             return Err(Error::retryable(
                 Code::SERVER_ERROR,
-                "a transaction that is committed does not become visible",
+                "a committed transaction has not become visible yet",
             ));
         }
         tokio::time::sleep(VISIBLE.0).await;

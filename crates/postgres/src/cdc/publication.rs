@@ -44,12 +44,12 @@ impl Contents {
     /// What has changed since, if that may have left something out; `None` if it has not.
     fn missed(&self, now: &Self, shown: &str) -> Option<String> {
         if self.table != now.table {
-            return Some(format!("{shown} is another table than the one that was read: it was replaced"));
+            return Some(format!("{shown} is not the table that was read before: it was replaced"));
         }
         let what = if self.publication != now.publication {
-            "was made anew, or is another one than before"
+            "was recreated, or is not the one that was read before"
         } else if (&self.entries, &self.schemas) != (&now.entries, &now.schemas) {
-            "was changed in what it has of the table"
+            "was changed: it publishes something else of the table"
         } else if self.version != now.version && self.owner == now.owner {
             "was altered"
         } else {
@@ -128,7 +128,7 @@ impl Reader<'_> {
         match check(self.outbox, self.columns, self.publication).await? {
             Publication::Missing => {
                 let what = format!(
-                    "the publication `{}` is gone, and what was committed without it is in no stream",
+                    "the publication `{}` is gone, and events that were committed without it are in no stream",
                     self.publication
                 );
                 Err(self.gap(Code::PUBLICATION_LOST, what, None, stored).await)
@@ -142,7 +142,7 @@ impl Reader<'_> {
                     seen.stored.zip(seen.found.as_ref()).and_then(|(before, now)| before.missed(now, shown));
                 let Some(what) = missed else { return Ok(seen.found) };
                 let what = format!(
-                    "{what} (`{}` of {shown}). What was committed meanwhile may be missing",
+                    "{what} (`{}` of {shown}). Events that were committed in the meantime may be missing",
                     self.publication
                 );
                 Err(self.gap(Code::PUBLICATION_CHANGED, what, left, stored).await)
@@ -164,7 +164,7 @@ impl Reader<'_> {
             .bind(self.name)
             .fetch_optional(conn.get())
             .await
-            .map_err(doing("looking for the table"))?;
+            .map_err(doing("looking up the table"))?;
         conn.commit().await?;
         Ok(name)
     }
@@ -172,7 +172,7 @@ impl Reader<'_> {
     /// The statement that copies rows from the table that was read before into the one that has its name now: those that are
     /// not finished, and not there already. None where there are none.
     async fn left_behind(&self, before: &Contents) -> Result<Option<String>> {
-        let failed = doing("looking at the table that was read before");
+        let failed = doing("looking up the table that was read before");
         let spec = &self.columns.spec;
         let mut conn = self.outbox.acquire().await?;
         // Numbers are given anew: those of the old table may be taken in the new one.
@@ -213,7 +213,7 @@ impl Reader<'_> {
             Publication::Fits => Ok(()),
             Publication::Missing => {
                 let what = format!(
-                    "the slot `{}` is there, and its publication `{}` is not: what the slot has cannot be read without it",
+                    "the slot `{}` exists, but its publication `{}` does not: the slot cannot be read without it",
                     self.name, self.publication
                 );
                 Err(self.gap(Code::PUBLICATION_LOST, what, None, stored).await)
@@ -230,7 +230,7 @@ impl Reader<'_> {
     }
 
     async fn see(&self) -> Result<Option<Seen>> {
-        let failed = doing("looking at the publication");
+        let failed = doing("reading the publication");
         let sql = format!(
             "SELECT s.published::text AS stored, {}::text AS found, \
                EXISTS (SELECT FROM pg_class l WHERE l.relpersistence = 'u' AND (l.oid = to_regclass($3) \
@@ -275,7 +275,7 @@ impl Reader<'_> {
             .bind(to_json(Some(contents)))
             .execute(conn.get())
             .await
-            .map_err(doing("storing what the publication has"))?;
+            .map_err(doing("storing the contents of the publication"))?;
         conn.commit().await
     }
 
@@ -308,11 +308,11 @@ impl Reader<'_> {
             Err(error) if error.sqlstate() == Some(sqlstate::DUPLICATE_OBJECT) => return Ok(false),
             Err(error) if error.class() == Class::Retryable => return Err(error),
             Err(error) => {
-                let message = format!("{}. A role that may must create the publication", error.message());
+                let message = format!("{}. A role that has this right must create the publication", error.message());
                 return Err(Error::permanent(Code::NO_PUBLICATION, message).with_remedy(sql));
             }
         }
-        tracing::info!(publication = self.publication, table = self.columns.outbox, "made the publication");
+        tracing::info!(publication = self.publication, table = self.columns.outbox, "created the publication");
         Ok(true)
     }
 
@@ -320,7 +320,7 @@ impl Reader<'_> {
     pub(super) async fn take_back(&self) {
         let sql = PgOutbox::drop_publication(self.publication);
         if let Err(error) = self.run(&sql, "dropping the publication").await {
-            tracing::warn!(publication = self.publication, %error, "the publication is left behind: {sql}");
+            tracing::warn!(publication = self.publication, %error, "the publication could not be dropped. To drop it: {sql}");
         }
     }
 
@@ -432,7 +432,7 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     if let Some(unlogged) = row.try_get::<Option<String>, _>("unlogged").map_err(&failed)? {
         return unfit(
             Code::UNLOGGED,
-            format!("{unlogged} is unlogged, so the WAL has nothing of it"),
+            format!("{unlogged} is unlogged, so the WAL does not contain its rows"),
             format!("ALTER TABLE {unlogged} SET LOGGED"),
         );
     }
@@ -442,21 +442,21 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
         let publishes: String = row.try_get("publishes").map_err(&failed)?;
         return unfit(
             Code::BAD_PUBLICATION,
-            format!("the publication `{name}` leaves inserts out"),
+            format!("the publication `{name}` does not publish inserts"),
             format!("ALTER PUBLICATION {publication} SET (publish = '{publishes}')"),
         );
     }
     if flag("partitioned")? == Some(true) && flag("pubviaroot")? != Some(true) {
         return unfit(
             Code::BAD_PUBLICATION,
-            format!("{shown} is partitioned, and the publication `{name}` would name its partitions"),
+            format!("{shown} is partitioned, and the publication `{name}` would publish its partitions under their own names"),
             format!("ALTER PUBLICATION {publication} SET (publish_via_partition_root = true)"),
         );
     }
     if flag("listed")? != Some(true) {
         return unfit(
             Code::BAD_PUBLICATION,
-            format!("the publication `{name}` does not have the table {shown}"),
+            format!("the publication `{name}` does not contain the table {shown}"),
             format!("ALTER PUBLICATION {publication} ADD TABLE {table}"),
         );
     }

@@ -97,7 +97,7 @@ impl Mapping {
             return Err(Error::permanent(
                 Code::NO_LOOKUP,
                 format!(
-                    "{} has its payloads in {}, and a row of the WAL cannot be joined: read it with `log`",
+                    "{} has its payloads in {}, and a row of the WAL cannot be joined with that table: read it with `log`",
                     spec.display_name(),
                     lookup.table
                 ),

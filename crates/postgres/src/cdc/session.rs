@@ -86,7 +86,7 @@ impl Session {
         }
         // What this process holds must not keep the server up.
         health::let_go(&self.shared);
-        let message = format!("{error}. Reading goes on when the server is back");
+        let message = format!("{error}. Reading continues when the server is available again");
         Error::retryable(Code::SHUTTING_DOWN, message)
     }
 
@@ -144,7 +144,7 @@ impl Session {
                 let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
                 let stored = state::load(outbox, c, self.name()).await?;
                 let what =
-                    format!("the publication `{}` was gone for a while", self.shared.options.publication);
+                    format!("the publication `{}` did not exist for a while", self.shared.options.publication);
                 return Err(self
                     .shared
                     .reader(self.name())?
@@ -161,7 +161,7 @@ impl Session {
         let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
         // Whoever has the reader ends the connections of others, so it must be ours.
         if !state::owns(outbox, c, &self.member, self.epoch).await? {
-            return Err(Error::retryable(Code::FENCED, "another relay has taken the reader over"));
+            return Err(Error::retryable(Code::FENCED, "another relay has taken over the reader"));
         }
         let slot = self.free_slot().await?;
         if let Some(slot) = &slot {
@@ -203,7 +203,7 @@ impl Session {
                 return Err(Error::permanent(
                     Code::IN_USE,
                     format!(
-                        "the slot `{}` is being read by {holder} (pid {pid}): stop that one, or take another slot \
+                        "the slot `{}` is being read by {holder} (pid {pid}): stop that process, or use another slot \
                          (`--slot NAME`). To end it: SELECT pg_terminate_backend({pid})",
                         self.name()
                     ),
@@ -277,7 +277,7 @@ impl Session {
         .bind(&c.table)
         .fetch_optional(conn.get())
         .await
-        .map_err(doing("looking for the table"))?;
+        .map_err(doing("looking up the table"))?;
         conn.commit().await?;
         // Without its number its rows could not be told from those of others, and would be passed over.
         if let Some(found) = found.and_then(|(oid, schema)| Some((u32::try_from(oid).ok()?, schema))) {
@@ -289,7 +289,7 @@ impl Session {
                 format!("ALTER TABLE {name} RENAME TO {}", quote(&c.spec.table)),
             ),
             None => (
-                format!("the table {} is gone: it was dropped, or renamed", c.outbox),
+                format!("the table {} is gone: it was dropped or renamed", c.outbox),
                 "correct the table's name".to_owned(),
             ),
         };
@@ -360,7 +360,7 @@ impl Session {
                     if has_room && self.silence() > SILENCE {
                         return Err(Error::retryable(
                             Code::TIMEOUT,
-                            format!("the server has said nothing for {} s, though asked", SILENCE.as_secs()),
+                            format!("the server has sent nothing for {} s, although it was asked to", SILENCE.as_secs()),
                         ));
                     }
                     if !has_room {
@@ -411,7 +411,7 @@ impl Session {
             Err(error) if error.class() == Class::Permanent => {
                 let at = self.shared.feed().received().lsn;
                 let table = quote(&relation.name);
-                Known::Unreadable(error.context(format_args!("after {at} the table {table} is another one")))
+                Known::Unreadable(error.context(format_args!("after {at}, the table {table} is different")))
             }
             Err(error) => return Err(error),
         };
@@ -447,7 +447,7 @@ fn take_in(
     asked: &mut Option<Lsn>,
 ) -> Result<Option<Described>> {
     let short =
-        || Error::permanent(Code::BAD_WAL, "the server has sent a message of the stream that is too short");
+        || Error::permanent(Code::BAD_WAL, "the server has sent a message that is too short in the stream");
     match frame.first() {
         Some(b'k') if frame.len() >= 18 => {
             frame.advance(1);
@@ -471,7 +471,8 @@ fn take_in(
             Code::BAD_WAL,
             format!(
                 "the message at {start} of the stream cannot be read ({malformed}). Nothing is skipped: the relay \
-                 stops here, and everything before it is delivered. Report it with the server's version"
+                 stops here, and everything before this message is delivered. Report this with the version of the \
+                 server"
             ),
         )
     })?;
@@ -497,7 +498,7 @@ fn take_in(
                 return Err(Error::permanent(
                     Code::BAD_WAL,
                     format!(
-                        "the stream has at {start} a row of a table ({relation}) that it never described"
+                        "at {start}, the stream has a row of a table ({relation}) that it has never described"
                     ),
                 ));
             }
@@ -509,7 +510,7 @@ fn take_in(
         }
         Message::Truncate { relations: truncated } => {
             if truncated.iter().any(|id| matches!(relations.get(id), Some(Known::Ours(_)))) {
-                tracing::warn!(at = %start, "the outbox was truncated; what was committed before is delivered all the same");
+                tracing::warn!(at = %start, "the outbox was truncated; events that were committed before are still delivered");
             }
         }
         Message::Logical { .. }

@@ -61,11 +61,11 @@ impl Slot {
     /// Why WAL that it needs is gone, for people.
     fn why_lost(&self) -> &'static str {
         match self.invalidated.as_deref() {
-            Some("idle_timeout") => "nobody read it for longer than idle_replication_slot_timeout",
-            Some("rows_removed") => "rows of the catalogues that it needs were removed",
+            Some("idle_timeout") => "it was not read for longer than idle_replication_slot_timeout",
+            Some("rows_removed") => "rows of the system catalogs that it needs were removed",
             Some("wal_level_insufficient") => "wal_level was lowered",
             // Before 17 this is the only reason there is on a primary.
-            _ => "it was further behind than max_slot_wal_keep_size",
+            _ => "it fell further behind than max_slot_wal_keep_size",
         }
     }
 }
@@ -84,14 +84,14 @@ pub(super) async fn check_server(outbox: &PgOutbox, endpoint: &Endpoint) -> Resu
     conn.commit().await?;
     let wal_level: String = row.try_get("wal_level").map_err(&failed)?;
     if row.try_get::<bool, _>("standby").map_err(&failed)? {
-        return Err(Error::unavailable(Code::READ_ONLY, "this server is a standby: name the primary"));
+        return Err(Error::unavailable(Code::READ_ONLY, "this server is a standby: connect to the primary"));
     }
     if wal_level != "logical" {
         return Err(Error::permanent(
             Code::WAL_LEVEL,
             format!(
-                "the server writes its WAL with wal_level = {wal_level}, from which no rows can be read. Set it and \
-                 restart the server"
+                "the server writes its WAL with wal_level = {wal_level}, from which no rows can be read. Set \
+                 wal_level, and restart the server"
             ),
         )
         .with_remedy("ALTER SYSTEM SET wal_level = 'logical'"));
@@ -125,7 +125,7 @@ pub(super) async fn server_version(outbox: &PgOutbox) -> Result<i32> {
 
 /// Asks the server who it is.
 pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
-    let answer = wire.query("IDENTIFY_SYSTEM", "asking who the server is").await?;
+    let answer = wire.query("IDENTIFY_SYSTEM", "identifying the server").await?;
     let text = |name: &str| answer.first(name).unwrap_or_default();
     let (system, timeline) = (text("systemid"), text("timeline"));
     let end = text("xlogpos").parse().unwrap_or_default();
@@ -133,7 +133,7 @@ pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
         "1" => None,
         later => {
             let command = format!("TIMELINE_HISTORY {later}");
-            let history = wire.query(&command, "asking for the timeline's history").await;
+            let history = wire.query(&command, "reading the history of the timeline").await;
             // Without the file we only know less.
             history.ok().and_then(|history| history.first("content")).as_deref().and_then(last_switch)
         }
@@ -149,7 +149,7 @@ fn last_switch(history: &str) -> Option<Lsn> {
 
 /// The slot of this name, if there is one.
 pub(crate) async fn find(outbox: &PgOutbox, name: &str) -> Result<Option<Slot>> {
-    let failed = doing("looking at the slot");
+    let failed = doing("reading the slot");
     let mut conn = outbox.acquire().await?;
     let row = sqlx::query(
         "SELECT r.plugin::text, r.database::text, r.active_pid, \
@@ -193,18 +193,18 @@ pub(super) async fn check_kind(outbox: &PgOutbox, name: &str, slot: &Slot) -> Re
     conn.commit().await?;
     let what = match (&slot.plugin, &slot.database) {
         (Some(plugin), _) if plugin != "pgoutput" => {
-            format!("decodes with `{plugin}`, and airtight reads `pgoutput`")
+            format!("decodes with `{plugin}`, but airtight reads `pgoutput`")
         }
         (None, _) => "is for physical replication".into(),
         (_, Some(other)) if *other != database => {
-            format!("is for the database `{other}`, and this is `{database}`")
+            format!("is for the database `{other}`, but this is `{database}`")
         }
-        _ if slot.temporary => "is a temporary one of somebody else's".into(),
+        _ if slot.temporary => "is a temporary slot of another session".into(),
         _ => return Ok(()),
     };
     Err(Error::permanent(
         Code::BAD_SLOT,
-        format!("the slot `{name}` {what}: take another name (`--slot NAME`)"),
+        format!("the slot `{name}` {what}: use another name (`--slot NAME`)"),
     ))
 }
 
@@ -234,7 +234,7 @@ pub(super) async fn check_gap(
     if let Some(slot) = slot.filter(|slot| slot.is_lost()) {
         let why = slot.why_lost();
         let what =
-            format!("the server has given up the slot `{name}`, and with it everything after {at}: {why}");
+            format!("the server has invalidated the slot `{name}`, and everything after {at} is lost with it: {why}");
         return lost(Code::SLOT_LOST, what).await;
     }
     if stored.phase == Phase::New {
@@ -254,7 +254,7 @@ pub(super) async fn check_gap(
         }
         return lost(
             Code::SLOT_LOST,
-            format!("the slot `{name}` is gone, and with it everything after {at}"),
+            format!("the slot `{name}` is gone, and everything after {at} is lost with it"),
         )
         .await;
     };
@@ -266,8 +266,8 @@ pub(super) async fn check_gap(
         if was_copied && has_marks {
             tracing::warn!(
                 slot = name, stored = %at, slots = %confirmed,
-                "this server was promoted before it had the last stored position; delivering the rows that are not finished \
-                 again. Events without a table that were parked last may be missing"
+                "this server was promoted before it had the last stored position; rows that are not finished are \
+                 delivered again. The events without a table that were parked last may be missing"
             );
             (stored.phase, stored.lsn) = (Phase::Snapshot, Some(confirmed));
             return Ok(stored);
@@ -275,8 +275,8 @@ pub(super) async fn check_gap(
         return lost(
             Code::SLOT_MOVED,
             format!(
-                "the slot `{name}` stands at {confirmed}, but only what is before {at} was delivered: it was made anew \
-                 or moved by hand, and {} bytes of WAL are skipped",
+                "the slot `{name}` stands at {confirmed}, but only events before {at} were delivered: the slot was \
+                 recreated or moved manually, and {} bytes of WAL would be skipped",
                 confirmed.since(at)
             ),
         )
@@ -288,7 +288,7 @@ pub(super) async fn check_gap(
 /// What is still in the table, and how to deliver it.
 pub(super) async fn recovery(outbox: &PgOutbox, c: &EventColumns, name: &str, stored: &Stored) -> String {
     let since =
-        stored.lsn_time.map_or(String::new(), |time| format!(" Delivered is everything up to {time}."));
+        stored.lsn_time.map_or(String::new(), |time| format!(" Everything up to {time} is delivered."));
     let created = c.spec.created_at.as_ref().zip(stored.lsn_time);
     let rows = match created {
         Some((column, time)) => {
@@ -302,7 +302,7 @@ pub(super) async fn recovery(outbox: &PgOutbox, c: &EventColumns, name: &str, st
                     .ok(),
                 Err(_) => None,
             };
-            count.map_or(String::new(), |count| format!(" {} has {count} rows from after that.", c.outbox))
+            count.map_or(String::new(), |count| format!(" {} has {count} rows from after that time.", c.outbox))
         }
         None => String::new(),
     };

@@ -91,7 +91,7 @@ pub(super) async fn attach(
         return Err(Error::permanent(
             Code::OVERLAP,
             format!(
-                "the slot `{}` serves another outbox: take another name (`--slot NAME`)",
+                "the slot `{}` serves another outbox: use another name (`--slot NAME`)",
                 member.consumer()
             ),
         ));
@@ -158,7 +158,7 @@ pub(super) async fn owns(outbox: &PgOutbox, c: &EventColumns, member: &Member, e
         .bind(epoch)
         .fetch_one(conn.get())
         .await
-        .map_err(doing("looking whose the reader is"))?;
+        .map_err(doing("reading the owner of the reader"))?;
     conn.commit().await?;
     Ok(owns)
 }
@@ -219,7 +219,7 @@ pub(super) async fn positions(
     member: &Member,
     fresh: bool,
 ) -> Result<Vec<Standing>> {
-    let failed = doing("reading the reader's place");
+    let failed = doing("reading the reader's position");
     let mut conn = outbox.begin().await?;
     if fresh {
         let sql = format!(
@@ -292,7 +292,7 @@ pub(super) async fn consumer_state(outbox: &PgOutbox, c: &EventColumns, name: &s
         .bind(name)
         .fetch_optional(conn.get())
         .await
-        .map_err(doing("looking after the reader"))?;
+        .map_err(doing("checking the state of the reader"))?;
     conn.commit().await?;
     let (paused, revision) = found.ok_or_else(|| {
         Error::permanent(Code::UNKNOWN_CONSUMER, format!("the reader `{name}` was removed while it ran"))

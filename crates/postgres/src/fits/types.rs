@@ -36,7 +36,7 @@ fn of_columns(c: &EventColumns) -> Vec<String> {
         let found = c.type_of(column);
         if !types.contains(&found) {
             problems.push(format!(
-                "{}.{column}, mapped as `{key}`, is of type {found}; that takes {}",
+                "{}.{column}, mapped as `{key}`, is of type {found}; `{key}` takes {}",
                 c.outbox,
                 types.join(", ")
             ));
@@ -108,7 +108,7 @@ async fn of_lookup(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<String>
     );
     Ok(trial(outbox, sql).await?.err().map(|why| {
         format!(
-            "{}: its payloads cannot be looked up in {table}, whose {} is to equal {}: {why}. Fix: correct `lookup` in [table]",
+            "{}: its payloads cannot be looked up in {table}, whose {} must equal {}: {why}. Fix: correct `lookup` in [table]",
             c.outbox, lookup.key, lookup.by
         )
     }))
@@ -129,12 +129,12 @@ async fn of_offsets(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<String
     };
     if !is(&offsets.last_seq, &INTEGERS) {
         return Ok(Some(format!(
-            "{table}.{}, mapped as `offsets.last_seq`, is no integer",
+            "{table}.{}, mapped as `offsets.last_seq`, is not an integer",
             offsets.last_seq
         )));
     }
     if !is(&offsets.consumer, &TEXTS) {
-        return Ok(Some(format!("{table}.{}, mapped as `offsets.consumer`, is no text", offsets.consumer)));
+        return Ok(Some(format!("{table}.{}, mapped as `offsets.consumer`, is not text", offsets.consumer)));
     }
     Ok(None)
 }

@@ -111,7 +111,7 @@ pub(super) async fn problems(
 
 fn same(c: &EventColumns, column: &str, one: (&str, &str), other: (&str, &str)) -> String {
     format!(
-        "{}.{column} takes `{}` and `{}`, the words for `{}` and `{}`, for the same: events would be delivered again and \
+        "{}.{column} takes `{}` and `{}`, the words for `{}` and `{}`, for the same word: events would be delivered again and \
          again, or never. Fix: choose words in [table.status] that differ for the column, too",
         c.outbox, one.1, other.1, one.0, other.0
     )
@@ -131,7 +131,7 @@ pub(super) async fn unexplained(outbox: &PgOutbox, c: &dyn QueueTable) -> Result
     }
     let words: Vec<String> = found.iter().map(|(word, count)| format!("{word} ({count})")).collect();
     Ok(Some(format!(
-        "{} has rows with a status that no role explains, which are left alone: {}",
+        "{} has rows with a status that no role explains. They are left alone: {}",
         c.outbox,
         words.join(", ")
     )))

@@ -56,19 +56,19 @@ pub(super) async fn suspicion(
     if let Some(seconds) = ahead.ours.filter(|seconds| *seconds > TOLERANCE_SECONDS) {
         let fits = ahead.theirs.is_some_and(|seconds| seconds <= TOLERANCE_SECONDS);
         return Ok(Some(format!(
-            "{}: the newest {created} is {} in the future, read in the zone `{zone}`; events would wait for as long where \
-             they wait for a time{}. {set}",
+            "{}: the newest {created} is {} in the future if it is read in the zone `{zone}`; events that wait for a \
+             time would wait that much longer{}. {set}",
             c.outbox,
             hours(seconds),
-            if fits { "; read in the database's own zone it is not" } else { "" },
+            if fits { "; in the database's own zone, it is not in the future" } else { "" },
         )));
     }
     if let Some(theirs) = &theirs
         && is_filled_by_now(outbox, c, created).await?
     {
         return Ok(Some(format!(
-            "{}: {created} has no zone and is filled by now(), which is the time of who writes; this database's own zone is \
-             `{theirs}`, and rows are read in the zone `{zone}`. {set}",
+            "{}: {created} has no zone and is filled by now(), which is the time in the zone of the writer's \
+             session; the database's own zone is `{theirs}`, but rows are read in the zone `{zone}`. {set}",
             c.outbox
         )));
     }

@@ -469,7 +469,7 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             conn.commit().await?;
             // Not meant to be a log, or followed in another way.
             let fatal = !error.is(&Code::NO_SEQ) && outbox.readers().await?.is_empty();
-            let only_cdc = if fatal { "" } else { ". Through the WAL it can be followed: `--read cdc`" };
+            let only_cdc = if fatal { "" } else { ". It can be followed through the WAL: `--read cdc`" };
             return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
         }
     };
@@ -494,7 +494,7 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             findings.push(Finding { fatal: true, message });
         } else if !consumer.waits_for.is_empty() {
             let message = format!(
-                "consumer `{name}` stands behind seq {}, for a transaction that has published and is still open: {}. See \
+                "consumer `{name}` waits at seq {}, because a transaction that has published is still open: {}. See \
                  \"A log that stands still\" in docs/operations.md",
                 consumer.offset,
                 open_publishers(&consumer.waits_for)
@@ -502,8 +502,8 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             findings.push(Finding { fatal: false, message });
         } else if consumer.instances.is_empty() && consumer.lag_events > 0 {
             let message = format!(
-                "consumer `{name}` is {} behind (in events), and no relay works for it right now; retention waits for it. \
-                 One that is no longer needed: `airtight consumers remove {name}`",
+                "consumer `{name}` is {} behind (in events), and no relay works for it right now; retention waits \
+                 for it. To remove it, if it is no longer needed: `airtight consumers remove {name}`",
                 consumer.lag_events
             );
             findings.push(Finding { fatal: false, message });

@@ -56,8 +56,8 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
         return Err(refuse(
             Code::NO_SEQUENCE,
             format!(
-                "cannot be followed: its column {seq} is {how_many}, so nobody can tell whether a missing value may \
-                 still come. Publish without that column from then on"
+                "cannot be followed: its column {seq} is {how_many}, so it cannot be known whether a missing value \
+                 may still arrive. After the fix, publish without that column"
             ),
         )
         .with_remedy(format!(
@@ -79,8 +79,8 @@ pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) 
         let error = refuse(
             Code::BAD_SEQUENCE,
             format!(
-                "cannot be followed: its sequence has INCREMENT {increment}, CACHE {cache}{}, and values would not \
-                 be drawn in order",
+                "cannot be followed: its sequence has INCREMENT {increment}, CACHE {cache}{}, so values would not be \
+                 drawn in order",
                 if cycle { " and CYCLE" } else { "" }
             ),
         )

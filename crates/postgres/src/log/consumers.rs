@@ -29,7 +29,7 @@ pub(super) const SERVER: &str = "extract(epoch FROM pg_postmaster_start_time()):
 /// Which server this is, and which life of it.
 pub(super) async fn server(conn: &mut Conn) -> Result<String> {
     let row = sqlx::raw_sql(AssertSqlSafe(format!("SELECT {SERVER}"))).fetch_one(conn.get()).await;
-    row.and_then(|row| row.try_get(0)).map_err(doing("asking when the server was started"))
+    row.and_then(|row| row.try_get(0)).map_err(doing("reading the start time of the server"))
 }
 
 /// Up to where retention has removed events, and when the newest of these was published.
@@ -75,7 +75,7 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
         return Err(Error::permanent(
             Code::TOO_MANY_PARTITIONS,
             format!(
-                "consumer `{name}` has its offset in a table of its own, with room for one partition only"
+                "consumer `{name}` has its offset in a table of the application, which has room for one partition only"
             ),
         ));
     }
@@ -195,8 +195,8 @@ pub(crate) async fn refuse_other_instances(
     Err(Error::permanent(
         Code::OVERLAP,
         format!(
-            "consumer `{}` runs on {host} with {}, here with {}: give all of its instances the same, stop the others \
-             first, or take another name",
+            "consumer `{}` runs on {host} with {}, here with {}: give all of its instances the same settings, stop \
+             the others first, or use another name",
             member.consumer(),
             described(partitions, &streams, &order),
             described(usize::from(member.partitions), &member.streams, member.order.as_str())
@@ -364,7 +364,7 @@ pub(super) async fn consumer_state(
     table: &LogTable,
     member: &Member,
 ) -> Result<(ConsumerState, String)> {
-    let failed = doing("looking after the consumer");
+    let failed = doing("checking the state of the consumer");
     let mut conn = outbox.acquire().await?;
     let sql = format!(
         "SELECT c.paused, c.revision, coalesce(l.floor, 0) AS floor, {SERVER} AS server, \

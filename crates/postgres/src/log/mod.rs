@@ -118,7 +118,7 @@ impl LogTable {
             return Err(Error::permanent(
                 Code::WRONG_SHAPE,
                 format!(
-                    "{} is a queue; a log is made by `airtight migrate --shape log`, in a table of its own (`--table NAME`)",
+                    "{} is a queue; create a log with `airtight migrate --shape log`, in another table (`--table NAME`)",
                     outbox.spec.display_name()
                 ),
             ));
@@ -198,10 +198,10 @@ impl PgLog {
         tokio::spawn(async move {
             loop {
                 match outbox.make_partitions().await {
-                    Ok(made) if made > 0 => tracing::info!(partitions = made, "made partitions ahead"),
+                    Ok(made) if made > 0 => tracing::info!(partitions = made, "created partitions in advance"),
                     Ok(_) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "could not make partitions ahead; trying again soon");
+                        tracing::warn!(%error, "could not create partitions in advance; trying again soon");
                     }
                 }
                 tokio::select! {
@@ -248,7 +248,7 @@ impl LogStore for PgLog {
             && let Some(server) = self.server()
             && let Err(error) = self.recognise(member, &server).await
         {
-            tracing::debug!(%error, "could not note down where the consumer stands");
+            tracing::debug!(%error, "could not store the position of the consumer");
         }
         Ok(())
     }
@@ -322,7 +322,7 @@ impl LogStore for PgLog {
         conn.commit().await?;
         if started.is_some() && started != self.server() {
             tracing::warn!(
-                "PostgreSQL was started anew, or is another server: what was under way is delivered again"
+                "PostgreSQL was restarted, or is another server: events that were being delivered are delivered again"
             );
         }
         Ok(refused)
@@ -379,8 +379,7 @@ impl PgLog {
         if !open.is_empty() {
             tracing::warn!(
                 outbox = table.columns.outbox,
-                "the log stands behind seq {seq}, and all its consumers with it: a transaction has published and is still \
-                 open: {}",
+                "the log and all its consumers wait at seq {seq}: a transaction has published and is still open: {}",
                 open_publishers(&open)
             );
         }
@@ -390,7 +389,7 @@ impl PgLog {
     fn goes_on(&self) {
         let stood = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).goes_on();
         if let Some(stood) = stood {
-            tracing::info!("the log goes on, after it had stood for {stood:.0?}");
+            tracing::info!("the log continues, after it had waited for {stood:.0?}");
         }
     }
 

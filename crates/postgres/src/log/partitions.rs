@@ -46,7 +46,7 @@ impl PgOutbox {
             return Ok(0);
         }
         let mut made = 0;
-        while self.retried("making a partition", || self.make_partition()).await? {
+        while self.retried("creating a partition", || self.make_partition()).await? {
             made += 1;
         }
         if made > 0 {
@@ -78,7 +78,7 @@ impl PgOutbox {
         Err(Error::retryable(
             Code::LOCKED,
             format!(
-                "{what}: transactions that are open have kept {} locked ({}); end them, or try again later",
+                "{what}: open transactions have kept {} locked ({}); end them, or try again later",
                 self.spec.display_name(),
                 if holders.is_empty() {
                     "they have ended just now".into()
@@ -100,7 +100,7 @@ impl PgOutbox {
         .bind(&table.columns.outbox)
         .fetch_one(conn.get())
         .await
-        .map_err(doing("making a partition"))?;
+        .map_err(doing("creating a partition"))?;
         if !alone {
             return Ok(Some(false));
         }
@@ -132,7 +132,7 @@ impl PgOutbox {
             Ok(_) => {}
             // Something was written to the net meanwhile, which the new partition would cover.
             Err(error) if is_locked(&error) || has_code(&error, "23514") => return Ok(None),
-            Err(error) => return Err(doing("making a partition")(error)),
+            Err(error) => return Err(doing("creating a partition")(error)),
         }
         conn.commit().await?;
         Ok(Some(true))
@@ -214,7 +214,7 @@ async fn net_end(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable, leaves: &
             .persistent(!outbox.pooled)
             .fetch_one(conn.get())
             .await
-            .map_err(doing("looking into the DEFAULT partition"))?;
+            .map_err(doing("reading the DEFAULT partition"))?;
     Ok(last.map_or(0, |last| last + 1))
 }
 
@@ -223,7 +223,7 @@ pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable)
     let leaves = leaves(outbox, conn, table).await?;
     let Some(net) = leaves.iter().find(|leaf| leaf.bounds.is_none()) else {
         return Ok(Some(format!(
-            "{} has no DEFAULT partition: an event that comes before its partition is made would be refused. Fix: \
+            "{} has no DEFAULT partition: an event that arrives before its partition is created would be refused. Fix: \
              CREATE TABLE {} PARTITION OF {} DEFAULT",
             table.columns.outbox,
             outbox.own(&format!("{}_default", outbox.options.table)),
@@ -234,11 +234,11 @@ pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable)
         .persistent(!outbox.pooled)
         .fetch_one(conn.get())
         .await
-        .map_err(doing("looking into the DEFAULT partition"))?;
+        .map_err(doing("reading the DEFAULT partition"))?;
     Ok(there.then(|| {
         format!(
-            "the DEFAULT partition {} holds events: they are delivered, but retention must delete them one by one; let a \
-             relay run, or `airtight migrate` regularly, so that partitions are made ahead",
+            "the DEFAULT partition {} holds events: they are delivered, but retention must delete them one by one; keep \
+             a relay running, or run `airtight migrate` regularly, so that partitions are created in advance",
             literal(&net.name)
         )
     }))

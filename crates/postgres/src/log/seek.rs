@@ -152,7 +152,7 @@ async fn at_time(
         return Err(Error::permanent(
             Code::BEFORE_RETENTION,
             format!(
-                "events up to {removed} were removed by retention (seq {floor}); the oldest place is `--earliest`"
+                "events up to {removed} were removed by retention (seq {floor}); the oldest position is `--earliest`"
             ),
         ));
     }
@@ -160,7 +160,7 @@ async fn at_time(
         return Err(Error::permanent(
             Code::NO_TIME,
             format!(
-                "{} has no column `created_at` mapped, so there is no place for a time: give a seq",
+                "{} has no column `created_at` mapped, so no position can be found for a time: give a seq",
                 table.columns.outbox
             ),
         ));
@@ -180,7 +180,7 @@ async fn at_time(
     let Some(first) = first else {
         return Err(Error::permanent(
             Code::BAD_OFFSET,
-            format!("no event was published at {time} or later; the last has seq {last}: say `--latest`"),
+            format!("no event was published at {time} or later; the last event has seq {last}: use `--latest`"),
         ));
     };
     Ok((first - 1).max(floor))
@@ -287,7 +287,7 @@ async fn forget(
         .bind(to)
         .execute(conn.get())
         .await
-        .map_err(doing("forgetting the inbox"))?;
+        .map_err(doing("clearing the inbox"))?;
     Ok(gone.rows_affected())
 }
 
@@ -334,7 +334,7 @@ async fn remember_replay(
         .bind(through)
         .execute(conn.get())
         .await
-        .map_err(doing("noting the replay"))?;
+        .map_err(doing("recording the replay"))?;
     Ok(())
 }
 

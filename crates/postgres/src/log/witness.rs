@@ -79,7 +79,7 @@ pub(super) async fn look(
     memory: Option<&Memory>,
 ) -> Result<Look> {
     let c = &table.columns;
-    let failed = doing("looking whether the log was set back");
+    let failed = doing("checking whether the log was set back");
     let foreign = match &c.spec.log.offsets {
         Some(offsets) => consumers::find_foreign_offset(outbox, conn, offsets, consumer).await?,
         None => None,
@@ -140,21 +140,21 @@ impl Look {
     /// What shows that numbers were, or will be, drawn again that the consumer has passed.
     pub(super) fn set_back(&self, memory: Option<&Memory>) -> Option<String> {
         let replaced = |witness: &Witness| {
-            format!("seq {} was event {}, and is another one or none now", witness.seq, witness.id)
+            format!("seq {} was event {}, and is now another event or missing", witness.seq, witness.id)
         };
         if let Some(offset) = self.offset.filter(|offset| *offset > self.top) {
-            return Some(format!("it has passed seq {offset}, but the sequence stands at {}", self.top));
+            return Some(format!("it has passed seq {offset}, but the sequence is at {}", self.top));
         }
         if let Some(stored) = self.stored.as_ref().filter(|it| it.is_replaced(self.stored_now.as_ref(), self))
         {
             return Some(replaced(stored));
         }
         if self.seen {
-            return Some("a relay has seen it while it ran".into());
+            return Some("a relay noticed this while it ran".into());
         }
         let memory = memory?;
         if self.top < memory.top {
-            return Some(format!("the sequence stood at {}, and stands at {} now", memory.top, self.top));
+            return Some(format!("the sequence was at {}, and is at {} now", memory.top, self.top));
         }
         let newest = memory.newest.as_ref();
         newest.filter(|it| it.is_replaced(self.remembered_now.as_ref(), self)).map(replaced)
@@ -168,8 +168,8 @@ impl Look {
             format!(
                 "{}: numbers that consumer `{consumer}` has passed are drawn again: {what}. The table was truncated with \
                  RESTART IDENTITY or restored, or its sequence was set back, and events that were published since \
-                 may not have been delivered. Seeking delivers everything that is in the table, also what was delivered \
-                 before",
+                 then may not have been delivered. A seek delivers everything that is in the table, including what \
+                 was delivered before",
                 c.outbox
             ),
         )
@@ -198,7 +198,7 @@ pub(super) async fn watch(
 ) -> Result<Option<Memory>> {
     let memory = memory.filter(|memory| memory.server == server);
     let mut conn = outbox.begin().await?;
-    sqlx::raw_sql(PATIENCE).execute(conn.get()).await.map_err(doing("looking after the log"))?;
+    sqlx::raw_sql(PATIENCE).execute(conn.get()).await.map_err(doing("checking the state of the log"))?;
     let look = match look(outbox, &mut conn, table, consumer, memory.as_ref()).await {
         // Somebody has locked the table, and nobody can publish either. The lease must not wait for him.
         Err(error) if error.is(&Code::LOCKED) => return Ok(memory),
@@ -227,7 +227,7 @@ async fn mark(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable, consumer: &s
         .bind(consumer)
         .execute(conn.get())
         .await
-        .map_err(doing("noting down that the log was set back"))?;
+        .map_err(doing("recording that the log was set back"))?;
     Ok(())
 }
 
@@ -255,7 +255,7 @@ async fn note(
         .bind(now.file)
         .execute(conn.get())
         .await
-        .map_err(doing("noting down where the consumer stands"))?;
+        .map_err(doing("storing the position of the consumer"))?;
     Ok(())
 }
 
@@ -269,7 +269,7 @@ pub(super) async fn forget(
     consumer: &str,
     set_back: bool,
 ) -> Result<()> {
-    let failed = doing("forgetting where the consumer stood");
+    let failed = doing("clearing the stored position of the consumer");
     let c = &table.columns;
     let sql = format!(
         "UPDATE {} SET witness_seq = NULL, witness_id = NULL, witness_file = NULL, set_back = false \

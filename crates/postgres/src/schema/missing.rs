@@ -40,7 +40,7 @@ pub(super) struct There {
 impl There {
     /// Asks the catalogue alone, but for the log's row: it needs no right on what it looks for.
     pub(super) async fn load(outbox: &PgOutbox, conn: &mut Conn) -> Result<Self> {
-        let failed = doing("looking for what migrations have made");
+        let failed = doing("checking what migrations have created");
         let rows = sqlx::query(
             "WITH c AS (SELECT c.oid, c.relname::text AS name, c.relkind, c.relispartition FROM pg_class c \
                JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1) \
@@ -241,7 +241,7 @@ impl PgOutbox {
         .bind(&self.options.table)
         .fetch_all(conn.get())
         .await
-        .map_err(doing("looking at the partitions' indexes"))
+        .map_err(doing("reading the indexes of the partitions"))
     }
 
     /// Makes indexes of tables that are in use, beside their writers. Returns a line for each.
@@ -262,7 +262,7 @@ impl PgOutbox {
             let on = format!("{}.{}", quote(&schema), quote(&leaf));
             self.alone(&[format!("CREATE UNIQUE INDEX CONCURRENTLY {name} ON {on} (id)")]).await?;
             done.push(format!(
-                "made the unique index on id of the partition {schema}.{leaf}, which was missing"
+                "created the unique index on id of the partition {schema}.{leaf}, which was missing"
             ));
         }
         Ok(done)
@@ -275,7 +275,7 @@ impl PgOutbox {
             sqlx::raw_sql(AssertSqlSafe(sql.clone()))
                 .execute(&mut *conn)
                 .await
-                .map_err(doing("making an index"))?;
+                .map_err(doing("creating an index"))?;
         }
         Ok(())
     }
@@ -295,6 +295,6 @@ impl Later {
         }
         script.push(filled.replacen(" INDEX ", " INDEX CONCURRENTLY IF NOT EXISTS ", 1));
         let state = if there.is_broken(name) { "not valid" } else { "missing" };
-        Self { what: format!("made {}, which was {state}", what.what), script }
+        Self { what: format!("created {}, which was {state}", what.what), script }
     }
 }

@@ -74,7 +74,7 @@ async fn every_mode_of_tls() {
     };
     f.over(url("airtight", "127.0.0.1", "sslmode=prefer")).await.unwrap();
     let error = f.over(url("airtight", "127.0.0.1", "sslmode=require")).await.unwrap_err();
-    assert!(error.code() == "tls" && error.message().contains("does not speak TLS"), "{error}");
+    assert!(error.code() == "tls" && error.message().contains("does not support TLS"), "{error}");
 
     let directory = std::env::temp_dir().join(f.slot().to_owned() + &port.to_string());
     std::fs::create_dir_all(&directory).unwrap();

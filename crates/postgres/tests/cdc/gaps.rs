@@ -16,7 +16,7 @@ async fn delivered_one(name: &str) -> Option<(Fixture, Recorder)> {
 
 fn refused(error: &Error, code: &str) {
     assert_eq!(error.code(), code, "{error}");
-    for text in ["airtight cdc recover", "Delivered is everything up to", "rows from after that"] {
+    for text in ["airtight cdc recover", "Everything up to", "rows from after that"] {
         assert!(error.message().contains(text), "{error} should have: {text}");
     }
 }
@@ -55,7 +55,7 @@ async fn a_slot_that_was_moved_by_hand() {
     f.sql(&format!("SELECT pg_replication_slot_advance('{}', pg_current_wal_flush_lsn())", f.slot())).await;
     let error = f.drain(&sink).await.unwrap_err();
     refused(&error, "slot_moved");
-    assert!(error.message().contains("bytes of WAL are skipped"), "{error}");
+    assert!(error.message().contains("bytes of WAL would be skipped"), "{error}");
     f.recover().await;
     f.drain(&sink).await.unwrap();
     assert_eq!(sink.arrived(), ["a:1", "a:2", "a:3"]);

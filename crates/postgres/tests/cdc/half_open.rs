@@ -68,7 +68,7 @@ async fn a_slot_that_is_made_behind_a_mute_connection() {
     let mut writer = f.pool.begin().await.unwrap();
     sqlx::query("INSERT INTO writers VALUES (1)").execute(&mut *writer).await.unwrap();
     let relay = f.start_with(f.replicating_through(&proxy), &sink);
-    eventually(SOON, "the slot to wait", async || log.count("making the slot waits") > 0).await;
+    eventually(SOON, "the slot to wait", async || log.count("creating the slot waits") > 0).await;
     proxy.mute();
     writer.commit().await.unwrap();
     let took = has(&sink, 10).await;

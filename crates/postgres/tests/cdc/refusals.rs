@@ -136,8 +136,8 @@ async fn publications_that_leave_something_out() {
     f.sql("CREATE TABLE other (x int)").await;
     f.publish("a", 1..2).await;
     let cases = [
-        ("FOR TABLE other", "does not have the table"),
-        ("FOR TABLE airtight.outbox WITH (publish = 'update, delete')", "leaves inserts out"),
+        ("FOR TABLE other", "does not contain the table"),
+        ("FOR TABLE airtight.outbox WITH (publish = 'update, delete')", "does not publish inserts"),
         ("FOR TABLE other, airtight.outbox WHERE (stream = 'x') WITH (publish = 'insert')", "filters rows"),
         ("FOR TABLE other, airtight.outbox (id, seq, stream)", "leaves out columns"),
     ];

@@ -438,7 +438,7 @@ async fn a_slot_of_another_kind() {
     f.publish("b", 0..5).await;
     let sink = Recorder::default();
     let error = f.drain(&sink).await.unwrap_err();
-    assert!(error.message().contains("take another name (`--slot NAME`)"), "{error}");
+    assert!(error.message().contains("use another name (`--slot NAME`)"), "{error}");
     assert_eq!(f.number("SELECT count(*) FROM pg_publication").await, 0, "a refused start leaves none");
     let mut options = airtight_postgres::CdcOptions::slot(format!("{}_2", f.slot()));
     options.log.read.lease = f.options().log.read.lease;

@@ -67,7 +67,7 @@ async fn a_queue_has_no_consumers() {
         (
             &["consumers", "list"] as &[&str],
             1,
-            "airtight.outbox is a queue; a log is made by `airtight migrate --shape log`",
+            "airtight.outbox is a queue; create a log with `airtight migrate --shape log`",
         ),
         (&["consumers", "seek", "x", "--earliest"], 1, "airtight.outbox is a queue"),
         (

@@ -33,7 +33,7 @@ impl Zone {
             Error::permanent(
                 Code::BAD_ZONE,
                 format!(
-                    "cdc reads timestamps without zone in UTC or at an offset, not in `{zone}`: set `zone` to UTC, or to an \
+                    "cdc reads timestamps without a zone in UTC or at an offset, not in `{zone}`: set `zone` to UTC, or to an \
                      offset as PostgreSQL counts them, westwards (-09:00 is nine hours ahead of UTC)"
                 ),
             )

@@ -148,7 +148,7 @@ impl Wire {
             endpoint.password.as_deref().ok_or_else(|| {
                 Error::unavailable(
                     Code::CREDENTIALS,
-                    format!("{} wants a password for replication, too", endpoint.shown()),
+                    format!("{} requires a password for replication, too", endpoint.shown()),
                 )
             })
         };
@@ -185,7 +185,7 @@ impl Wire {
                 _ => {
                     return Err(Error::unavailable(
                         Code::CREDENTIALS,
-                        format!("{} wants a way to log in that airtight does not know", endpoint.shown()),
+                        format!("{} requires an authentication method that airtight does not support", endpoint.shown()),
                     ));
                 }
             }
@@ -374,7 +374,7 @@ async fn transport(endpoint: &Endpoint) -> Result<Pin<Box<dyn Transport>>> {
     }
     Err(Error::unavailable(
         Code::TLS,
-        format!("{} does not speak TLS, and `sslmode` wants it", endpoint.shown()),
+        format!("{} does not support TLS, but `sslmode` requires it", endpoint.shown()),
     ))
 }
 
@@ -414,9 +414,9 @@ fn lost(error: io::Error) -> Error {
 }
 
 fn broken(error: io::Error) -> Error {
-    Error::retryable(Code::WRONG_PROTOCOL, format!("PostgreSQL has said something odd: {error}"))
+    Error::retryable(Code::WRONG_PROTOCOL, format!("PostgreSQL has sent a message that cannot be read: {error}"))
 }
 
 fn unexpected() -> Error {
-    Error::retryable(Code::WRONG_PROTOCOL, "PostgreSQL has said something out of turn")
+    Error::retryable(Code::WRONG_PROTOCOL, "PostgreSQL has sent a message that was not expected")
 }

@@ -21,7 +21,7 @@ use super::Endpoint;
 /// Speaks TLS over a connection to a server that has agreed to it.
 pub(super) async fn connect(endpoint: &Endpoint, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(endpoint.host.clone())
-        .map_err(|_| failed(endpoint, &"its name cannot be checked by TLS"))?;
+        .map_err(|_| failed(endpoint, &"TLS cannot check its name"))?;
     let connector = TlsConnector::from(Arc::new(config(endpoint)?));
     connector.connect(name, stream).await.map_err(|error| failed(endpoint, &error))
 }
@@ -64,7 +64,7 @@ fn web_pki(endpoint: &Endpoint, provider: Arc<CryptoProvider>) -> Result<Arc<Web
     }
     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
         .build()
-        .map_err(|error| failed(endpoint, &format_args!("no root certificates to check it by: {error}")))
+        .map_err(|error| failed(endpoint, &format_args!("there are no root certificates to check its certificate: {error}")))
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
