@@ -1,4 +1,4 @@
-//! From a row to an event. A row that cannot be one is an answer, not an error: the others go on.
+//! From a row to an event. A row that cannot become an event is reported as a bad row, not as an error, so that other rows continue.
 
 use airtight_core::{
     Code, Error, Event, Op, Payload, Result,

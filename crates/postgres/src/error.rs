@@ -1,4 +1,4 @@
-//! What a PostgreSQL error means: the one table from SQLSTATE to class.
+//! The meaning of PostgreSQL's errors: the only table from SQLSTATE to class.
 
 use airtight_core::{Code, Error};
 

@@ -1,4 +1,4 @@
-//! The least rights that each part needs, as SQL.
+//! The least privileges that each role needs, as SQL.
 
 use airtight_core::{
     Code, Error, Result,
@@ -7,23 +7,23 @@ use airtight_core::{
 
 use crate::{PgOptions, PgOutbox, columns::qualified, schema::function_name};
 
-/// Who is to have rights.
+/// The role that gets privileges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grantee {
     /// An application that publishes.
     Producer,
-    /// A relay of a queue, and whoever looks after its events.
+    /// A relay of a queue, and the operator of its events.
     Relay,
-    /// A consumer of a log, and whoever looks after it.
+    /// A consumer of a log, and its operator.
     Consumer,
-    /// A reader of the WAL, and whoever looks after it.
+    /// A reader of the WAL, and its operator.
     Cdc,
-    /// Somebody who looks, and changes nothing.
+    /// A person or program that reads, and changes nothing.
     Viewer,
 }
 
 impl Grantee {
-    /// The word for it, also the name of the role unless another is given.
+    /// The word for it, which is also the name of the role unless another is given.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Producer => "producer",
@@ -141,8 +141,8 @@ fn readable(name: &str) -> String {
 }
 
 impl PgOutbox {
-    /// The statements that give a role what it needs, and no more. Run by the owner of the tables; the role must be
-    /// there. For [`Grantee::Cdc`], `publication` is the one that is prepared.
+    /// The statements that give a role the privileges it needs, and no more. The owner of the tables runs them; the role
+    /// must exist. For [`Grantee::Cdc`], `publication` is the publication that is created.
     pub fn grants_sql(options: &PgOptions, to: Grantee, role: &str, publication: &str) -> Result<String> {
         let mut script = Script { options, role: quote(role), lines: Vec::new() };
         let outbox = script.outbox();
@@ -194,7 +194,9 @@ impl PgOutbox {
                 if script.is_canonical() && !script.is_log() {
                     return Err(wrong("it is read by relays (`relay`), or through the WAL (`cdc`)"));
                 }
-                script.say("follows the log; lists, retries, discards, seeks and pauses. The owner of the table");
+                script.say(
+                    "follows the log; lists, retries, discards, seeks and pauses. The owner of the table",
+                );
                 script.say(
                     "creates and drops partitions: run `airtight migrate` and `airtight prune` regularly as the owner",
                 );

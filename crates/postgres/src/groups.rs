@@ -1,5 +1,5 @@
-//! The names of groups in SQL: which kind a stored name is of, and what it is without that. What is stored is
-//! [`airtight_core::group::GroupName`]'s to say.
+//! The names of groups in SQL: the kind of a stored name, and the name without its kind. [`airtight_core::group::GroupName`]
+//! defines what is stored.
 
 use airtight_core::{group::GroupKind, table::literal};
 

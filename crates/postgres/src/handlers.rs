@@ -20,7 +20,7 @@ use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
 use crate::{Inbox, PgLog, PgOutbox, error::doing};
 
-/// What a handler returns: `?` works on sqlx's errors, on JSON's and on airtight's own.
+/// What a handler returns: `?` works on errors of sqlx, of JSON and of airtight.
 pub type Handled = std::result::Result<(), HandlerError>;
 
 /// Why a handler failed, with its class.
@@ -48,11 +48,11 @@ impl From<serde_json::Error> for HandlerError {
 
 type Handler = Arc<dyn for<'a> Fn(Context, &'a mut PgConnection) -> BoxFuture<'a, Handled> + Send + Sync>;
 
-/// Handlers by event type, each given a transaction.
+/// Handlers by event type. Each handler gets a transaction.
 ///
-/// A batch is one transaction. In it each event has a savepoint, its entry in the inbox (an event that is there
-/// already is passed over) and its handler; one that fails is rolled back to its savepoint and tried again
-/// later, by itself. With [`PgHandlers::with_log`] the consumer's offset moves in that transaction, too.
+/// A batch is one transaction. In it, each event has a savepoint, an entry in the inbox (an event that is already in
+/// the inbox is skipped) and its handler. An event that fails is rolled back to its savepoint and retried later, by
+/// itself. With [`PgHandlers::with_log`], the consumer's offset moves in that transaction, too.
 ///
 /// ```no_run
 /// # async fn example(outbox: airtight_postgres::PgOutbox) -> airtight_core::Result<()> {
@@ -89,7 +89,7 @@ pub struct PgHandlers {
 }
 
 impl PgHandlers {
-    /// None yet: every event would be dead with the code `no_handler`. The consumer is the inbox's.
+    /// No handlers yet: every event would be dead with the code `no_handler`. `consumer` is the name in the inbox.
     pub fn new(outbox: &PgOutbox, consumer: impl Into<String>) -> Self {
         Self {
             inbox: outbox.inbox(),
@@ -102,15 +102,15 @@ impl PgHandlers {
         }
     }
 
-    /// Which events the inbox takes for the same; what the table's spec says unless set.
+    /// Which events count as the same in the inbox. The default is that of the table's spec.
     #[must_use]
     pub fn dedupe(mut self, dedupe: DedupeKey) -> Self {
         self.dedupe = dedupe;
         self
     }
 
-    /// Moves this log's offset in the same transaction. It must be the log of the relay that these handlers are
-    /// the sink of.
+    /// Moves this log's offset in the same transaction. It must be the log of the relay whose sink these handlers
+    /// are.
     #[must_use]
     pub fn with_log(mut self, log: &Log<PgLog>) -> Self {
         self.log = Some(log.clone());
@@ -132,7 +132,7 @@ impl PgHandlers {
         self
     }
 
-    /// Handles events that no other handler is for.
+    /// Handles events that have no other handler.
     #[must_use]
     pub fn otherwise<F>(mut self, handler: F) -> Self
     where

@@ -1,4 +1,4 @@
-//! The inbox: what a consumer has processed, written in the transaction of its handler.
+//! The inbox: the record of the events that a consumer has processed, written in the transaction of its handler.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::{PgOutbox, error::doing};
 /// How many rows one statement of retention removes.
 const CHUNK: i64 = 10_000;
 
-/// Remembers, per consumer, which events were processed: the table `inbox` beside the outbox's own tables, or
-/// in whatever database the handlers write to, once `migrate` was run there.
+/// Remembers, for each consumer, which events were processed. It is the table `inbox` next to the outbox's own tables,
+/// or in the database that the handlers write to, after `migrate` was run there.
 ///
 /// ```no_run
 /// # async fn example(outbox: airtight_postgres::PgOutbox, id: &str) -> Result<(), Box<dyn std::error::Error>> {
@@ -37,14 +37,14 @@ impl PgOutbox {
 }
 
 impl Inbox {
-    /// Whether the consumer sees this key for the first time; from then on it has seen it, if the transaction
-    /// that `conn` is in commits. Waits for another transaction that is about to say so.
+    /// Whether the consumer sees this key for the first time. The key counts as seen when the transaction of `conn`
+    /// commits. Waits for another open transaction that has recorded the same key.
     pub async fn first_time(&self, conn: &mut PgConnection, consumer: &str, key: &str) -> Result<bool> {
         self.note(conn, consumer, key, None).await
     }
 
-    /// The same for an event, by the given idea of what is the same. Its place is noted, so that a replay can
-    /// forget it (`consumers seek --forget-inbox`).
+    /// The same for an event. `dedupe` defines which events count as the same. The `seq` is recorded, so that a replay
+    /// can forget the event (`consumers seek --forget-inbox`).
     pub async fn first_time_for(
         &self,
         conn: &mut PgConnection,
@@ -77,7 +77,7 @@ impl Inbox {
         format!("INSERT INTO {} (consumer, key, seq) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING", self.table)
     }
 
-    /// Forgets what was seen longer ago than `keep`, in bounded statements. Returns how much.
+    /// Removes entries older than `keep`, in bounded statements. Returns how many.
     pub async fn prune(&self, pool: &PgPool, keep: Duration) -> Result<u64> {
         let mut total = 0;
         loop {

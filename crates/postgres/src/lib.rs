@@ -3,18 +3,18 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | `outbox` | [`PgOutbox`]: a database, a table, and what can be done with them |
-//! | `schema` | versioned migrations, and what somebody dropped of them |
-//! | `grants` | the least rights of each role |
+//! | `schema` | versioned migrations, and the repair of what was dropped |
+//! | `grants` | the least privileges of each role |
 //! | `publish` | one event or many, in the caller's transaction: sqlx, tokio-postgres |
 //! | `columns` | from a `TableSpec` to SQL expressions |
 //! | `queue` | claims, settles and leases: the statements behind [`airtight_core::queue::Queue`] |
 //! | `log` | following the outbox as a log: holes, offsets, parked events, retention, replay |
 //! | `cdc` | following the outbox through the WAL |
-//! | `members` | who is there and who owns which partition |
+//! | `members` | which relays are alive, and which relay owns which partition |
 //! | `inbox`, `handlers` | the consumer's side: repeated events, handlers in a transaction |
 //! | `admin` | counts, lists, retries, retention |
-//! | `listen` | being woken up by NOTIFY |
-//! | `session` | a connection whose every statement has a deadline |
+//! | `listen` | wakes a relay up on NOTIFY |
+//! | `session` | a connection with a deadline for every statement |
 //! | `error` | what a PostgreSQL error means |
 
 mod admin;

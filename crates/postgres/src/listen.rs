@@ -1,4 +1,4 @@
-//! Being woken up by NOTIFY. Only ever a hint: whoever waits polls all the same.
+//! Wakes a relay up on NOTIFY. A notification is only a hint: a relay that waits also polls.
 
 use std::{sync::Arc, time::Duration};
 

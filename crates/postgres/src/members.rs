@@ -1,4 +1,4 @@
-//! Who is there and who owns which partition.
+//! Which relays are alive, and which relay owns which partition.
 
 use std::{sync::OnceLock, time::Duration};
 

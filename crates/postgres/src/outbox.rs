@@ -36,24 +36,24 @@ pub struct PgOptions {
     pub schema: String,
     /// The canonical outbox's name.
     pub table: String,
-    /// What the canonical outbox is made for.
+    /// Whether the canonical outbox is a queue or a log.
     pub shape: Shape,
-    /// A table of the application's own, in place of the canonical one.
+    /// A foreign table, instead of the canonical one.
     pub spec: Option<TableSpec>,
-    /// The most connections this outbox opens.
+    /// The maximum number of connections that this outbox opens.
     pub max_connections: u32,
-    /// Whether to listen for wake-ups, where the outbox notifies.
+    /// Whether to listen for notifications, if the outbox notifies.
     pub listen: bool,
-    /// Where to listen, if not at the same URL: a listener needs a session, which a transaction pooler does
+    /// The URL to listen at, if it is another one: a listener needs a session, which a transaction pooler does
     /// not give.
     pub listen_url: Option<String>,
-    /// Whether the outbox is to notify: a trigger that `migrate` adds or removes, or leaves as it is.
+    /// Whether the outbox notifies, by a trigger. `migrate` adds the trigger, removes it, or with `None` leaves it as it is.
     pub notify: Option<bool>,
-    /// Off behind a transaction pooler: every statement then runs unnamed, in a transaction of its own.
+    /// Turn this off behind a transaction pooler. Then every statement is unnamed and runs in its own transaction.
     /// `?statement-cache-capacity=0` in the URL does the same.
     pub prepared_statements: bool,
-    /// How long an answer is waited for while PostgreSQL is not at work on it. Then the connection is given up:
-    /// it leads nowhere any more. Statements that take long are not concerned.
+    /// How long to wait for an answer while PostgreSQL is not working on the statement. Then the connection is given
+    /// up as broken. Statements that take long are not affected.
     pub answer_within: Duration,
 }
 
@@ -101,7 +101,7 @@ pub struct PgOutbox {
 }
 
 impl PgOutbox {
-    /// Prepares for a database. The server need not be there yet; a URL that makes no sense is refused.
+    /// Prepares a connection pool. The server need not be reachable yet. A URL that is not valid is refused.
     pub async fn connect(url: &str, options: PgOptions) -> Result<Self> {
         let pooled = !options.prepared_statements || url.contains("statement-cache-capacity=0");
         let mut connect: PgConnectOptions = url.parse().map_err(doing("reading the database URL"))?;
@@ -157,7 +157,7 @@ impl PgOutbox {
         Ok(Self { pool, spec, options: Arc::new(options), pooled, watchdog })
     }
 
-    /// The pool, for transactions of one's own.
+    /// The pool, for the caller's own transactions.
     pub fn pool(&self) -> &PgPool {
         &self.pool
     }

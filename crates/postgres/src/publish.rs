@@ -1,7 +1,7 @@
 //! Publishing through sqlx, in the caller's transaction.
 //!
-//! Nothing here retries: a failed statement has aborted the caller's transaction, and only the caller can
-//! begin another. What can be known to fail is refused before the database sees it.
+//! Nothing here retries: a failed statement has aborted the caller's transaction, and only the caller can begin another.
+//! An event that is known to fail is refused before it is sent to the database.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Publishing, and asking the inbox, through tokio-postgres, in the caller's transaction.
+//! Publishing and the inbox through tokio-postgres, in the caller's transaction.
 
 use airtight_core::{Code, Error, NewEvent, Published, Result};
 use tokio_postgres::GenericClient;

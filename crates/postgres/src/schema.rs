@@ -1,12 +1,12 @@
 //! Versioned migrations: plain SQL, applied once each, in one transaction, one process at a time.
 //!
-//! A version that is recorded is not believed: what its statements make is looked for, and made again where somebody has
-//! dropped it. So a statement must be of a kind that `statements` knows.
+//! A recorded version is not trusted: the objects that its statements create are looked up, and created again if they were
+//! dropped. So a statement must be of a kind that `statements` knows.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `statements` | a migration's statements, and what each makes |
-//! | `missing` | what is not there |
+//! | `statements` | a migration's statements, and the object that each creates |
+//! | `missing` | objects that do not exist any more |
 //! | `sequence` | a sequence that is behind its table |
 
 mod missing;
@@ -26,7 +26,7 @@ use self::{
     missing::{Later, There},
     statements::{Makes, On, statements},
 };
-use crate::{PgOptions, PgOutbox, error::doing, groups, log::partitions::is_locked};
+use crate::{PgOptions, PgOutbox, error::doing, groups, log::table_partitions::is_locked};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
 const MIGRATIONS: [(i32, Scope, &str, &str); 11] = [
@@ -203,7 +203,7 @@ fn for_shell(word: &str) -> String {
 }
 
 impl PgOutbox {
-    /// Everything `migrate` would run on an empty database, for those who apply SQL by hand.
+    /// Everything that `migrate` would run on an empty database, for those who apply SQL themselves.
     pub fn migration_sql(options: &PgOptions) -> String {
         let names = Names::of(options);
         let mut sql = format!("BEGIN;\n\n{}\n", names.bookkeeping());
@@ -395,8 +395,8 @@ fn floor_of_consumers() -> String {
 }
 
 impl PgOutbox {
-    /// The same outbox, of the shape that the database says it has. For tools, which are not told; before
-    /// `migrate` there is nothing to go by, and it stays as it was.
+    /// The same outbox, with the shape that the database has recorded. For tools, which have no configured shape. Before
+    /// `migrate` nothing is recorded, and the shape stays as it was.
     pub async fn detect(mut self) -> Result<Self> {
         if self.options.spec.is_some() {
             return Ok(self);

@@ -1,15 +1,15 @@
-//! A connection whose every statement has a deadline.
+//! A connection with a deadline for every statement.
 //!
-//! A server that is gone without a word, a load balancer that has failed over, a NAT entry that was dropped: nothing
-//! ever comes back on such a connection, and nothing says so. sqlx opens its sockets itself and lets nobody set
-//! keepalives on them, and they would not help where a proxy still answers for a server that it has lost. So each
-//! wait for an answer ends after [`crate::PgOptions::answer_within`]. Then PostgreSQL is asked, over a connection of its
-//! own, whether it is at work on a statement of ours: a migration, a count, a statement behind somebody's lock may take
-//! as long as they need. If it is not, the answer is lost; the connection is closed, never given back to the pool,
-//! and so are the idle ones, which came the same way.
+//! A server may vanish silently, a load balancer may fail over, a NAT entry may be dropped: no answer ever arrives on such a
+//! connection, and no error either. sqlx opens its sockets itself and does not let callers set keepalives. Keepalives would
+//! not help where a proxy still answers for a server that it has lost. So each wait for an answer ends after
+//! [`crate::PgOptions::answer_within`]. Then a separate connection asks PostgreSQL whether it is working on a statement of this
+//! connection: a migration, a count, or a statement that waits for a lock may take as long as it needs. If PostgreSQL is not
+//! working on one, the answer is lost. The connection is closed and never returned to the pool. The idle connections are closed
+//! as well, since they took the same path.
 //!
-//! The connection is closed, too, when a statement is dropped half-way: what is left on it would be taken for the
-//! answer to the next one.
+//! The connection is also closed when a statement is dropped before its answer is complete: the rest of that answer would be
+//! mistaken for the answer to the next statement.
 
 use std::{
     fmt, io,
@@ -114,7 +114,9 @@ impl Watchdog {
             if let Ok(done) = tokio::time::timeout(LAST_LOOK, &mut work).await {
                 return Ok(done);
             }
-            tracing::warn!("a connection gave no answer for {waited:.1?} ({why}): it is given up, and another one is opened");
+            tracing::warn!(
+                "a connection gave no answer for {waited:.1?} ({why}): it is given up, and another one is opened"
+            );
             self.drop_idle();
             return Err(sqlx::Error::Io(io::Error::new(
                 io::ErrorKind::TimedOut,

@@ -1,17 +1,17 @@
-//! From a key to its slot and its partition: the one formula in SQL. Its counterpart in Rust, for slots that a query
-//! has brought, is [`airtight_core::group::partition_of`].
+//! From a key to its key slot and its partition: the only formula in SQL. [`airtight_core::group::partition_of`] is its
+//! counterpart in Rust, for key slots that a query has returned.
 //!
-//! The canonical table stores the slot of each row in its generated column `part`, and parked events store theirs in
+//! The canonical table stores the key slot of each row in its generated column `part`, and parked events store theirs in
 //! `slot`. So the formula can never change.
 
 use airtight_core::{Code, Error, Result, group::Member};
 
 /// Into how many slots keys are hashed. A partition is a set of slots, so there are at most as many.
-pub(crate) const SLOTS: u16 = 64;
+pub(crate) const KEY_SLOTS: u16 = 64;
 
 /// The slot of a key, which must not be NULL.
 pub(crate) fn slot_of(key: &str) -> String {
-    format!("(hashtextextended({key}, 0) & {})::smallint", SLOTS - 1)
+    format!("(hashtextextended({key}, 0) & {})::smallint", KEY_SLOTS - 1)
 }
 
 /// The partition of a slot, of so many.
@@ -21,12 +21,12 @@ pub(crate) fn partition_of(slot: &str, partitions: u16) -> String {
 
 /// Refuses more partitions than there are slots.
 pub(crate) fn check(member: &Member) -> Result<()> {
-    if member.partitions <= SLOTS {
+    if member.partitions <= KEY_SLOTS {
         return Ok(());
     }
     Err(Error::permanent(
         Code::TOO_MANY_PARTITIONS,
-        format!("{} partitions were requested; {SLOTS} is the maximum", member.partitions),
+        format!("{} partitions were requested; {KEY_SLOTS} is the maximum", member.partitions),
     ))
 }
 

@@ -1,4 +1,4 @@
-//! What an operator asks: counts, lists, retries, retention. Every statement is bounded.
+//! The operator's side of a queue: counts, lists, retries, retention. Every statement is bounded.
 
 mod prune;
 mod report;

@@ -1,4 +1,4 @@
-//! Removing done events that are old, in bounded statements.
+//! Removes old done events, in bounded statements.
 
 use std::time::Duration;
 

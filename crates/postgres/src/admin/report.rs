@@ -1,4 +1,4 @@
-//! What `status`, `check` and `blocked` read: counts, relays, streams nobody reads, keys that wait.
+//! What `status`, `check` and `blocked` read: counts, relays, streams that no relay reads, keys that wait.
 
 use airtight_core::{
     Error, Result,

@@ -1,4 +1,4 @@
-//! The operator's side of readers of the WAL: how far they are, what is wrong, and how to begin anew.
+//! The operator's side of readers of the WAL: how far they are, what is wrong, and how to start over.
 
 use std::time::{Duration, Instant};
 
@@ -100,8 +100,8 @@ impl PgOutbox {
             .collect()
     }
 
-    /// Makes a reader begin anew: its slot is dropped, and the next start makes one and delivers what the table still
-    /// has. What is parked stays. For a slot that was lost, moved or made anew.
+    /// Makes a reader start over: its slot is dropped, and the next start creates a new one and delivers the rows that the
+    /// table still has. Parked events stay. For a slot that was lost, moved or recreated.
     pub async fn recover_reader(&self, name: &str) -> Result<()> {
         let sql = format!(
             "UPDATE {} SET phase = 'new', lsn = NULL, system = NULL, timeline = NULL, idle_at = NULL, published = NULL \
@@ -111,12 +111,12 @@ impl PgOutbox {
         self.end_reader(name, &[sql], true).await
     }
 
-    /// Forgets a reader: its slot, its place and what it has parked. Going back to polling ends with this.
+    /// Removes a reader: its slot, its position and its parked events. This is the last step of going back to polling.
     pub async fn remove_reader(&self, name: &str) -> Result<()> {
         self.end_reader(name, &self.forgetting(), true).await
     }
 
-    /// Forgets a reader, but for its slot, which is left to whoever reads it next.
+    /// Removes a reader, except for its slot, which is left to the program that reads it next.
     pub async fn forget_reader(&self, name: &str) -> Result<()> {
         self.end_reader(name, &self.forgetting(), false).await
     }
@@ -219,7 +219,7 @@ impl PgOutbox {
         Ok(())
     }
 
-    /// What stands in the way of following this outbox through the WAL, and what might one day.
+    /// What prevents this outbox from being followed through the WAL, and what might prevent it later.
     pub async fn check_cdc(&self, options: &CdcOptions) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
         let mut fatal = |error: Error| findings.push(Finding { fatal: true, message: error.to_string() });
@@ -341,7 +341,7 @@ impl PgOutbox {
     }
 
     /// Removes rows that all readers have passed and that are older than `keep`, from a table that has neither a
-    /// status nor a `seq`: one that could be a log is left to the log's retention.
+    /// status nor a `seq`: a table that could be a log is left to the log's retention.
     /// Returns how many.
     pub async fn prune_behind(&self, keep: Duration, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
         let failed = doing("removing delivered rows");
@@ -385,7 +385,7 @@ impl PgOutbox {
         }
     }
 
-    /// The statement that removes the publication, which is left alone: somebody else may use it.
+    /// The statement that drops the publication. airtight does not run it, because another program may use the publication.
     pub fn drop_publication(publication: &str) -> String {
         format!("DROP PUBLICATION {}", quote(publication))
     }

@@ -1,4 +1,4 @@
-//! However large a transaction is, what is held of it is not.
+//! A test that the memory for a transaction is bounded, however large the transaction is.
 
 use std::{
     sync::{

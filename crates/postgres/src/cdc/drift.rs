@@ -1,5 +1,5 @@
-//! One row, read in two ways, is one event: the queue's SQL with its decoder, and the WAL with [`Mapping`]. What is
-//! changed on one side only, shows here.
+//! A row that is read in two ways becomes the same event: with the queue's SQL and its decoder, and from the WAL with [`Mapping`]. A
+//! change on one side only fails here.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -17,7 +17,7 @@ use sqlx::{AssertSqlSafe, Column, PgConnection, Row, TypeInfo, ValueRef};
 use super::{
     emitted,
     pgoutput::{Message, Relation, parse},
-    row::{Context, Mapping, texts},
+    row::{Mapping, RowOptions, texts},
     values::{binary_to_text, builtin},
 };
 use crate::{
@@ -27,11 +27,11 @@ use crate::{
 };
 
 const MAX_PAYLOAD: usize = 100_000;
-const CONTEXT: Context = Context { max_payload: MAX_PAYLOAD, keep_row: false };
+const CONTEXT: RowOptions = RowOptions { max_payload: MAX_PAYLOAD, keep_row: false };
 
 /// What there is to know of a row.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct Observed {
     identity: Option<String>,
     event: Result<Event, (String, Option<String>, String)>,
     max_attempts: Option<u32>,
@@ -53,7 +53,7 @@ async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
         .unwrap_or_else(|error| panic!("{sql}: {error}"));
 }
 
-async fn through_the_queue(outbox: &PgOutbox) -> Vec<Seen> {
+async fn through_the_queue(outbox: &PgOutbox) -> Vec<Observed> {
     let mut conn = outbox.acquire().await.unwrap();
     let columns = EventColumns::load(outbox, &mut conn).await.unwrap();
     let is_open = match outbox.spec.status {
@@ -71,7 +71,7 @@ async fn through_the_queue(outbox: &PgOutbox) -> Vec<Seen> {
     rows.iter()
         .map(|row| {
             let layout = Layout::of(row).unwrap();
-            Seen {
+            Observed {
                 identity: row.get("identity"),
                 event: told(layout.event(row, &outbox.spec, MAX_PAYLOAD)),
                 max_attempts: layout.max_attempts(row),
@@ -81,9 +81,9 @@ async fn through_the_queue(outbox: &PgOutbox) -> Vec<Seen> {
         .collect()
 }
 
-fn through_the_wal(spec: &TableSpec, (columns, rows): &Rows) -> Vec<Seen> {
+fn through_the_wal(spec: &TableSpec, (columns, rows): &Rows) -> Vec<Observed> {
     let mapping = Mapping::new(spec, columns.clone()).unwrap();
-    let seen = |values: &Vec<Option<Bytes>>| Seen {
+    let seen = |values: &Vec<Option<Bytes>>| Observed {
         identity: mapping.identity(values).map(|text| std::str::from_utf8(text).unwrap().to_owned()),
         event: told(mapping.event(values.clone(), &CONTEXT)),
         max_attempts: mapping.max_attempts(values),
@@ -146,7 +146,7 @@ async fn read_slot(conn: &mut PgConnection) -> (HashMap<String, Rows>, Vec<Bytes
     (tables, emitted)
 }
 
-fn same(name: &str, queue: &[Seen], cdc: &[Seen]) {
+fn same(name: &str, queue: &[Observed], cdc: &[Observed]) {
     assert!(!queue.is_empty(), "{name}: no rows");
     assert_eq!(queue.len(), cdc.len(), "{name}");
     for (queue, cdc) in queue.iter().zip(cdc) {

@@ -1,4 +1,4 @@
-//! Publishing an event without a table.
+//! Publishes an event without a table.
 
 use airtight_core::{Code, Error, NewEvent, Payload, Result};
 use sqlx::{AssertSqlSafe, PgConnection};
@@ -7,9 +7,9 @@ use uuid::Uuid;
 use crate::{PgOutbox, error::doing};
 
 impl PgOutbox {
-    /// Writes an event into the WAL, in the caller's transaction, and nowhere else: there is no row to clean up, and none
-    /// to find it again. Those that follow the outbox through the WAL ([`PgOutbox::cdc`]) deliver it; where no slot would
-    /// carry it, it is refused. Returns its id.
+    /// Writes an event into the WAL, in the caller's transaction, and nowhere else: there is no row to clean up, and no row
+    /// in which to find the event later. Relays that follow the outbox through the WAL ([`PgOutbox::cdc`]) deliver it. If no
+    /// slot would carry the event, it is refused. Returns its id.
     ///
     /// The same as `SELECT airtight.emit(…)`. Bodies are JSON.
     pub async fn emit(&self, conn: &mut PgConnection, event: &NewEvent) -> Result<Uuid> {

@@ -1,14 +1,14 @@
 //! Events without a table: what `airtight.emit` writes into the WAL by `pg_logical_emit_message`.
 //!
-//! The body is a JSON object. Its `payload` is passed on byte for byte, as a slice of what came:
+//! The body is a JSON object. Its `payload` is passed on byte for byte, as a slice of the message:
 //!
 //! ```json
 //! {"id": "…", "stream": "…", "eventType": "…", "aggregateType": "…", "aggregateId": "…", "op": "upsert",
 //!  "payload": {}, "headers": {}, "occurredAt": "2026-11-16T05:47:43Z", "schemaVersion": 1, "maxAttempts": 5}
 //! ```
 //!
-//! In place of `payload` there may be `payloadBase64`, for bytes. All but the first five can be left out or null;
-//! keys that are not known are passed over, so that a later version can add some.
+//! Instead of `payload` there may be `payloadBase64`, for bytes. All keys but the first five can be left out or null.
+//! Unknown keys are ignored, so that a later version can add keys.
 
 use airtight_core::{Code, Error, Event, Op, Payload, Result, event::Headers, queue::BadRow};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use time::OffsetDateTime;
 
 use super::{
-    row::Context,
+    row::RowOptions,
     values::{self, Zone, oid},
 };
 
@@ -54,7 +54,7 @@ struct Body<'a> {
 
 /// The event in a message. It has no place in a table: its `seq` is 0. One that does not say when it happened has
 /// the beginning of 1970, as a row that does not.
-pub(crate) fn event(content: Bytes, context: &Context) -> Result<Event, BadRow> {
+pub(crate) fn event(content: Bytes, context: &RowOptions) -> Result<Event, BadRow> {
     let body: Body<'_> = serde_json::from_slice(&content).map_err(|error| BadRow {
         id: "(no id)".into(),
         key: None,
@@ -76,7 +76,7 @@ pub(crate) fn max_attempts(content: &[u8]) -> Option<u32> {
     read("maxAttempts", body.max_attempts).ok()?
 }
 
-fn decode(content: &Bytes, body: &Body<'_>, context: &Context) -> Result<Event> {
+fn decode(content: &Bytes, body: &Body<'_>, context: &RowOptions) -> Result<Event> {
     Ok(Event {
         id: required("id", body.id)?,
         seq: 0,
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    const CONTEXT: Context = Context { max_payload: 100, keep_row: false };
+    const CONTEXT: RowOptions = RowOptions { max_payload: 100, keep_row: false };
 
     fn whole() -> Value {
         json!({"id": "1", "stream": "s", "eventType": "T", "aggregateType": "A", "aggregateId": "k"})

@@ -1,12 +1,12 @@
-//! What was read from the WAL, or from the table at first, and is not settled yet. No I/O in here.
+//! Events that were read from the WAL, or from the table at first, and are not settled yet. This module does no I/O.
 //!
-//! Events are numbered in the order of the stream. The numbers are what the relay and the parked events go by;
-//! they are the same every time the stream is read, for they count from a stored [`Boundary`]. A boundary says:
-//! after the event of this number, everything in the WAL up to this place is complete. Only boundaries are
-//! acknowledged, and only once every event up to them is settled.
+//! Events are numbered in the order of the stream. The relay and the parked events use these numbers. They are the same
+//! every time the stream is read, because they count from a stored [`Boundary`]. A boundary says: after the event of this
+//! number, everything in the WAL up to this position is complete. Only boundaries are acknowledged, and only when every
+//! event up to them is settled.
 //!
-//! Events stay here, as the slices of the network buffers that they came in, until they are settled: one that is
-//! given back is read again from here, and one that fails is parked from here. Their bytes are what bounds it.
+//! Events stay here until they are settled, as slices of the network buffers in which they arrived. An event that is given
+//! back is read again from here, and an event that fails is parked from here. The feed is bounded by the bytes of its events.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -132,8 +132,8 @@ impl Feed {
             return Err(Error::permanent(
                 Code::DIVERGED,
                 format!(
-                    "the stream now has a transaction at {at} where it had one at {open}: this server does not \
-                     continue the one that was read before"
+                    "the stream now has a transaction at {at} where it had one at {open}: this server is not a \
+                     continuation of the one that was read before"
                 ),
             ));
         }

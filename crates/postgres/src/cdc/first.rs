@@ -1,4 +1,4 @@
-//! The first session of a reader: the publication, the slot, and what is in the table already.
+//! The first session of a reader: the publication, the slot, and the rows that are already in the table.
 
 use std::time::Duration;
 

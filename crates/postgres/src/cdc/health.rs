@@ -1,5 +1,5 @@
-//! What is looked at beside the stream, which says nothing of it: whether the publication still has what it must, whether the
-//! server is shutting down, and whether a connection from which nothing comes is one any more.
+//! Checks that run next to the stream, because the stream does not report these things: whether the publication still has
+//! what it must have, whether the server is shutting down, and whether a silent connection still works.
 
 use std::{
     sync::{Arc, atomic::Ordering},

@@ -1,4 +1,4 @@
-//! A place in the WAL.
+//! A position in the WAL.
 
 use std::{fmt, str::FromStr};
 
@@ -9,7 +9,7 @@ use airtight_core::{Code, Error};
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// How many bytes of WAL lie between `from` and here; none if that is ahead.
+    /// How many bytes of WAL are between `from` and this position; 0 if `from` is ahead.
     pub fn since(self, from: Self) -> u64 {
         self.0.saturating_sub(from.0)
     }

@@ -2,12 +2,12 @@
 //!
 //! A reader has a replication slot, a publication of inserts, and the same engine as the consumers of a log
 //! ([`airtight_core::log::Log`]): [`PgCdc`] is its store. One relay streams, others stand by. Events are numbered in
-//! the order of the stream (see `feed`); what fails is parked, from memory, in the transaction that moves the stored
-//! position past it.
+//! the order of the stream (see `feed`). An event that fails is parked, from memory, in the transaction that moves the
+//! stored position past it.
 //!
-//! Killed at any point, this process leaves a stored position that is too small, never one that is too large, and
-//! the slot is told nothing before it is stored. So the slot's own position is never ahead of ours: if it is, events
-//! were lost by somebody's hand, and the reader refuses to go on.
+//! If this process is killed at any point, the stored position may be too small, but never too large. A position is
+//! acknowledged to the slot only after it is stored. So the slot's own position is never ahead of the stored one. If it
+//! is, the slot was changed from outside and events were lost, and the reader refuses to continue.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -15,8 +15,8 @@
 //! | `pgoutput`, `values`, `row`, `emitted` | from messages of the WAL to events |
 //! | `feed` | what was read and is not settled |
 //! | `slot`, `publication` | the slot and the publication, and what is wrong with them |
-//! | `session`, `first`, `health` | one connection's worth of reading, a reader's first one, and what is looked at meanwhile |
-//! | `place` | settling: what is written, and when |
+//! | `session`, `first`, `health` | reading over one connection, the first session of a reader, and the checks next to the stream |
+//! | `progress` | settling: what is written, and when |
 //! | `state` | the statements behind it |
 //! | `emit` | events without a table, from Rust |
 //! | `admin` | the operator's side |
@@ -35,7 +35,7 @@ mod lsn;
 mod options;
 mod parked_row;
 mod pgoutput;
-mod place;
+mod progress;
 mod publication;
 mod row;
 mod session;
@@ -69,9 +69,9 @@ use tokio::{
 
 use self::{
     feed::{Boundary, Feed, Raw},
-    place::Place,
+    progress::Progress,
     publication::Reader,
-    row::{Context, Mapping},
+    row::{Mapping, RowOptions},
     session::Session,
     slot::Server,
     state::{Phase, Stored},
@@ -140,7 +140,7 @@ struct Shared {
     contents: OnceLock<String>,
     feed: Mutex<Feed>,
     life: Mutex<Life>,
-    place: tokio::sync::Mutex<Place>,
+    progress: tokio::sync::Mutex<Progress>,
     /// Something was read, or the session has ended.
     arrived: Notify,
     /// Something was settled: there is room.
@@ -318,7 +318,7 @@ impl Shared {
 
     /// The event behind something of the feed.
     fn event(&self, raw: &Raw, max_payload: usize) -> Option<LogRow> {
-        let context = Context { max_payload, keep_row: self.keeps_rows() };
+        let context = RowOptions { max_payload, keep_row: self.keeps_rows() };
         let (event, max_attempts) = match raw {
             Raw::Unwanted => return None,
             Raw::Emitted(content) => {
@@ -359,7 +359,7 @@ impl PgCdc {
             contents: OnceLock::new(),
             feed: Mutex::default(),
             life: Mutex::default(),
-            place: tokio::sync::Mutex::default(),
+            progress: tokio::sync::Mutex::default(),
             arrived: Notify::new(),
             room: Notify::new(),
             pending: Notify::new(),
@@ -382,7 +382,7 @@ impl PgCdc {
         if self.shared.renew.load(Ordering::Acquire) {
             return;
         }
-        let Some(epoch) = self.shared.place.lock().await.epoch() else { return };
+        let Some(epoch) = self.shared.progress.lock().await.epoch() else { return };
         let mut running = self.running();
         if running.as_ref().is_some_and(|running| !running.tasks[0].is_finished()) {
             return;
@@ -400,7 +400,7 @@ impl PgCdc {
             shared.life().ended = Some(error.with_retry_after(AGAIN.after(failures)));
             shared.arrived.notify_one();
         });
-        let keeping = tokio::spawn(place::keep(self.shared.clone(), member.clone()));
+        let keeping = tokio::spawn(progress::keep(self.shared.clone(), member.clone()));
         *running = Some(Running { tasks: [reading, keeping] });
     }
 
@@ -431,7 +431,7 @@ impl LogStore for PgCdc {
 
     /// What was gathered and is not stored would be delivered again by the next one.
     async fn before_giving(&self, member: &Member) -> Result<()> {
-        place::flush(&self.shared, member).await?;
+        progress::flush(&self.shared, member).await?;
         self.stop();
         Ok(())
     }
@@ -440,7 +440,7 @@ impl LogStore for PgCdc {
         if self.shared.columns.get().is_none() {
             return Ok(());
         }
-        let flushed = place::flush(&self.shared, member).await;
+        let flushed = progress::flush(&self.shared, member).await;
         self.stop();
         flushed
     }
@@ -491,12 +491,12 @@ impl LogStore for PgCdc {
 
     async fn positions(&self, member: &Member, _partitions: &[u16]) -> Result<Vec<Standing>> {
         let shared = &self.shared;
-        let mut place = shared.place.lock().await;
+        let mut progress = shared.progress.lock().await;
         let begun = shared.life().begun && !shared.renew.load(Ordering::Acquire);
         let mut standings = state::positions(&shared.outbox, shared.columns()?, member, !begun).await?;
-        if let Some(standing) = standings.first_mut().filter(|standing| place.is_under(standing.epoch)) {
+        if let Some(standing) = standings.first_mut().filter(|standing| progress.is_under(standing.epoch)) {
             // Some of what is settled may not be written down yet, and has not moved for that.
-            standing.offset = place.settled();
+            standing.offset = progress.settled();
             return Ok(standings);
         }
         self.stop();
@@ -504,8 +504,8 @@ impl LogStore for PgCdc {
             // Taken anew: whatever was read under the old epoch has ended.
             standings = state::positions(&shared.outbox, shared.columns()?, member, true).await?;
         }
-        *place = standings.first().map_or_else(Place::default, Place::new);
-        shared.life().settled = place.settled();
+        *progress = standings.first().map_or_else(Progress::default, Progress::new);
+        shared.life().settled = progress.settled();
         shared.renew.store(false, Ordering::Release);
         Ok(standings)
     }
@@ -525,7 +525,10 @@ impl LogStore for PgCdc {
             let feed = shared.feed();
             if shared.life().begun {
                 let Some(rows) = feed.after(request.after) else {
-                    return Err(Error::retryable(Code::MOVED, "the reader was moved; continuing at its new position"));
+                    return Err(Error::retryable(
+                        Code::MOVED,
+                        "the reader was moved; continuing at its new position",
+                    ));
                 };
                 taken.extend(rows.take(request.events).map(|(seq, raw)| (seq, raw.clone())));
             }
@@ -558,7 +561,10 @@ impl LogStore for PgCdc {
             seqs.iter().map_while(|seq| Some((*seq, feed.get(*seq)?.clone()))).collect()
         };
         if raws.is_empty() {
-            return Err(Error::retryable(Code::MOVED, "the reader was moved; continuing at its new position"));
+            return Err(Error::retryable(
+                Code::MOVED,
+                "the reader was moved; continuing at its new position",
+            ));
         }
         let (mut rows, mut bytes) = (Vec::new(), 0);
         for (seq, raw) in raws {
@@ -583,7 +589,7 @@ impl LogStore for PgCdc {
     }
 
     async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>> {
-        place::settle(&self.shared, member, changes).await
+        progress::settle(&self.shared, member, changes).await
     }
 
     async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {
@@ -604,7 +610,7 @@ impl LogStore for PgCdc {
             }
         };
         shared.ask.notify_one();
-        let settled = shared.place.lock().await.settled();
+        let settled = shared.progress.lock().await.settled();
         let (waiting, blocked) = state::waiting(&shared.outbox, shared.columns()?, member).await?;
         let (ahead, is_read) = {
             let feed = shared.feed();

@@ -7,34 +7,34 @@ use airtight_core::{Code, Error, Result, log::LogOptions};
 /// How an outbox is followed through the WAL.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CdcOptions {
-    /// What it has in common with a log's consumer; its name is the slot's.
+    /// The options that a reader shares with a log's consumer. The name of the consumer is the name of the slot.
     pub log: LogOptions,
-    /// The publication; made if it is not there.
+    /// The publication. It is created if it does not exist.
     pub publication: String,
-    /// Whether what is in the table already is delivered first.
+    /// Whether the rows that are already in the table are delivered first.
     pub snapshot: Snapshot,
-    /// Whether delivered rows get the table's word for it, where it has a status.
+    /// Whether delivered rows are marked as done, if the table has a status.
     pub mark: bool,
-    /// The prefix of logical messages that are delivered, too; none for none.
+    /// The prefix of the logical messages that are delivered, too. With `None`, none are.
     pub messages: Option<String>,
-    /// How many bytes may be read ahead of what is settled.
+    /// How many bytes of events may be read and not settled yet.
     pub buffer_bytes: usize,
-    /// Whether the slot is kept on standbys, too, where the server can (PostgreSQL 17).
+    /// Whether the slot is also kept on standbys, if the server supports this (PostgreSQL 17).
     pub failover: bool,
-    /// Where to replicate from, if not where the pool connects to: a pooler cannot replicate.
+    /// The server to replicate from, if it is not the one that the pool connects to: a pooler cannot replicate.
     pub url: Option<String>,
 }
 
-/// Whether what is in the table already is delivered before what is in the WAL.
+/// Whether the rows that are already in the table are delivered before the events of the WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Snapshot {
-    /// At the reader's first start, also when the slot was there before: nothing is left out, some may come twice.
+    /// At the reader's first start, also if the slot existed before. Nothing is left out; some events may be delivered twice.
     #[default]
     Initial,
-    /// Only if the slot is new. One that was there before is read on from where it stands: somebody else has delivered
-    /// what is before that.
+    /// Only if the slot is new. A slot that existed before is read from its position on: another program has delivered
+    /// everything before that.
     NewSlot,
-    /// Never: only what is committed from the slot's place on.
+    /// Never: only events that are committed after the slot's position are delivered.
     Never,
 }
 

@@ -1,4 +1,4 @@
-//! A row of the WAL as JSON, and back: what parked events keep for formats that want it.
+//! A row of the WAL as JSON, and back. Parked events keep it for formats that need the row.
 
 use std::sync::Arc;
 

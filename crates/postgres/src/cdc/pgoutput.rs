@@ -1,8 +1,8 @@
 //! The messages of PostgreSQL's plugin `pgoutput`, as they come out of the WAL.
 //!
 //! Protocol version 1. Later versions write the same messages, except inside a transaction that is streamed
-//! while it runs or prepared in two phases; nobody asks for those, so they are refused by name. What comes from
-//! the network is checked once, here: a [`Tuple`] that exists can be read without another look.
+//! while it runs or prepared in two phases. airtight does not request those, so they are refused by name. Input from
+//! the network is checked once, here: a [`Tuple`] that exists can be read without another check.
 
 use std::fmt;
 
@@ -101,9 +101,9 @@ impl Tuple {
 
     /// What the columns hold, in order: slices of the message.
     pub(crate) fn values(&self) -> impl Iterator<Item = Value> {
-        let mut reader = Reader::new(self.raw.clone(), 0);
+        let mut cursor = Cursor::new(self.raw.clone(), 0);
         // The structure was checked when the tuple was made, so this ends after the last column only.
-        std::iter::from_fn(move || reader.value().ok()).take(self.columns)
+        std::iter::from_fn(move || cursor.value().ok()).take(self.columns)
     }
 }
 
@@ -152,24 +152,24 @@ pub(crate) fn parse(message: Bytes) -> Result<Message, Malformed> {
     let Some(&kind) = message.first() else {
         return Err(Malformed { kind: None, at: 0, what: "it is empty".into() });
     };
-    let mut reader = Reader::new(message, 1);
+    let mut cursor = Cursor::new(message, 1);
     let malformed = |(at, what)| Malformed { kind: Some(kind), at, what };
-    let message = reader.message(kind).map_err(malformed)?;
-    match reader.left() {
+    let message = cursor.message(kind).map_err(malformed)?;
+    match cursor.left() {
         0 => Ok(message),
-        left => Err(malformed(reader.wrong(format_args!("{left} bytes are left over")))),
+        left => Err(malformed(cursor.wrong(format_args!("{left} bytes are left over")))),
     }
 }
 
 /// Where it goes wrong, and how.
 type Wrong = (usize, String);
 
-struct Reader {
+struct Cursor {
     buffer: Bytes,
     at: usize,
 }
 
-impl Reader {
+impl Cursor {
     fn new(buffer: Bytes, at: usize) -> Self {
         Self { buffer, at }
     }

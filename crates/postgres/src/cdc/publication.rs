@@ -1,10 +1,10 @@
-//! The publication: made before the slot, or taken as given and checked; and whether it has had all the time what it must
-//! have.
+//! The publication: created before the slot, or checked if it exists already. This module also checks whether the
+//! publication has always had what it must have.
 //!
-//! Decoding goes by the catalogues as they were when the WAL was written. So whatever is committed while a publication lacks
-//! the table, its inserts, rows or columns is skipped without a word, and mending it brings nothing of that back. That is
-//! why its [`Contents`] are stored with the position, compared in the statement that moves it, and by a look every few
-//! seconds. Others than those are a gap.
+//! The server decodes WAL with the catalogs as they were when the WAL was written. So what is committed while a publication
+//! lacks the table, its inserts, its rows or its columns is skipped silently, and a later fix does not bring it back. For this
+//! reason its [`Contents`] are stored with the position. They are compared in the statement that moves the position, and by a
+//! check every few seconds. A difference is a gap.
 
 use airtight_core::{
     Class, Code, Error, Result,
@@ -96,7 +96,7 @@ pub(super) struct Reader<'a> {
 }
 
 /// What is stored and what there is.
-struct Seen {
+struct PublicationState {
     stored: Option<Contents>,
     found: Option<Contents>,
     /// Rows of the table, or of a partition, are not in the WAL.
@@ -115,13 +115,13 @@ impl Reader<'_> {
 
     /// The same, without writing. Returns what is to be stored from now on, if that is something else.
     pub(super) async fn judge(&self, stored: &Stored) -> Result<Option<Contents>> {
-        let Some(seen) = self.see().await? else { return Ok(None) };
-        if seen.stored.is_some() && seen.stored == seen.found && !seen.unlogged {
+        let Some(state) = self.state().await? else { return Ok(None) };
+        if state.stored.is_some() && state.stored == state.found && !state.unlogged {
             return Ok(None);
         }
         let shown = &self.columns.outbox;
         // A statement that carries over what only the table has that was read before.
-        let left = match (&seen.stored, &seen.found) {
+        let left = match (&state.stored, &state.found) {
             (Some(before), Some(now)) if before.table != now.table => self.left_behind(before).await?,
             _ => None,
         };
@@ -138,9 +138,11 @@ impl Reader<'_> {
                 Err(self.gap(unfit.code, unfit.what, Some(mend), stored).await)
             }
             Publication::Fits => {
-                let missed =
-                    seen.stored.zip(seen.found.as_ref()).and_then(|(before, now)| before.missed(now, shown));
-                let Some(what) = missed else { return Ok(seen.found) };
+                let missed = state
+                    .stored
+                    .zip(state.found.as_ref())
+                    .and_then(|(before, now)| before.missed(now, shown));
+                let Some(what) = missed else { return Ok(state.found) };
                 let what = format!(
                     "{what} (`{}` of {shown}). Events that were committed in the meantime may be missing",
                     self.publication
@@ -226,10 +228,10 @@ impl Reader<'_> {
 
     /// What the publication has now.
     pub(super) async fn contents_now(&self) -> Result<Option<Contents>> {
-        Ok(self.see().await?.and_then(|seen| seen.found))
+        Ok(self.state().await?.and_then(|state| state.found))
     }
 
-    async fn see(&self) -> Result<Option<Seen>> {
+    async fn state(&self) -> Result<Option<PublicationState>> {
         let failed = doing("reading the publication");
         let sql = format!(
             "SELECT s.published::text AS stored, {}::text AS found, \
@@ -255,7 +257,7 @@ impl Reader<'_> {
             // What another version has written is compared with nothing.
             Ok::<_, Error>(text.and_then(|text| serde_json::from_str(&text).ok()))
         };
-        Ok(Some(Seen {
+        Ok(Some(PublicationState {
             stored: read("stored")?,
             found: read("found")?,
             unlogged: row.try_get("unlogged").map_err(&failed)?,
@@ -308,11 +310,16 @@ impl Reader<'_> {
             Err(error) if error.sqlstate() == Some(sqlstate::DUPLICATE_OBJECT) => return Ok(false),
             Err(error) if error.class() == Class::Retryable => return Err(error),
             Err(error) => {
-                let message = format!("{}. A role that has this right must create the publication", error.message());
+                let message =
+                    format!("{}. A role that has this right must create the publication", error.message());
                 return Err(Error::permanent(Code::NO_PUBLICATION, message).with_remedy(sql));
             }
         }
-        tracing::info!(publication = self.publication, table = self.columns.outbox, "created the publication");
+        tracing::info!(
+            publication = self.publication,
+            table = self.columns.outbox,
+            "created the publication"
+        );
         Ok(true)
     }
 
@@ -449,7 +456,9 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     if flag("partitioned")? == Some(true) && flag("pubviaroot")? != Some(true) {
         return unfit(
             Code::BAD_PUBLICATION,
-            format!("{shown} is partitioned, and the publication `{name}` would publish its partitions under their own names"),
+            format!(
+                "{shown} is partitioned, and the publication `{name}` would publish its partitions under their own names"
+            ),
             format!("ALTER PUBLICATION {publication} SET (publish_via_partition_root = true)"),
         );
     }

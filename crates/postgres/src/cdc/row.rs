@@ -1,9 +1,9 @@
 //! From a row of the WAL to an event.
 //!
 //! The same row must become the same event as in the queue, where SQL does the work
-//! ([`crate::columns::EventColumns::event_columns`]) and [`crate::decode`] the rest; `cdc/drift.rs` holds the two
-//! against each other. One thing differs: the queue goes by the size that a payload has as stored before it goes by
-//! the size of its text, and the WAL knows only the latter.
+//! ([`crate::columns::EventColumns::event_columns`]) and [`crate::decode`] does the rest; `cdc/drift.rs` compares the two.
+//! One thing differs: the queue checks the stored size of a payload before it checks the size of its text, and the WAL has
+//! only the size of the text.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -23,7 +23,7 @@ use super::{
 
 /// What does not depend on the row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Context {
+pub(crate) struct RowOptions {
     /// The largest payload to carry.
     pub(crate) max_payload: usize,
     /// Whether events keep the row they came from.
@@ -186,7 +186,7 @@ impl Mapping {
     }
 
     /// The event of a row, given the text of all its columns, which it may keep.
-    pub(crate) fn event(&self, values: Vec<Option<Bytes>>, context: &Context) -> Result<Event, BadRow> {
+    pub(crate) fn event(&self, values: Vec<Option<Bytes>>, context: &RowOptions) -> Result<Event, BadRow> {
         let id = self.text(&values, self.id).ok().flatten();
         let id = id.unwrap_or(Cow::Borrowed("(no id)")).into_owned();
         let mut event = self.decode(&values, context).map_err(|error| BadRow {
@@ -202,7 +202,7 @@ impl Mapping {
     }
 
     /// All of it but the id and the row.
-    fn decode(&self, values: &[Option<Bytes>], context: &Context) -> Result<Event> {
+    fn decode(&self, values: &[Option<Bytes>], context: &RowOptions) -> Result<Event> {
         if values.len() != self.columns.len() {
             return Err(Error::permanent(
                 Code::BAD_ROW,

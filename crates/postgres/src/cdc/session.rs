@@ -1,7 +1,7 @@
-//! One connection's worth of reading: the slot, the table's rows at first (`first`), then the stream.
+//! Reading over one connection: the slot, the table's rows at first (`first`), then the stream.
 //!
-//! It fills the [`Feed`] as far as its bytes allow and stops reading then, so that the rest waits in the server's own
-//! files. Meanwhile it goes on telling the server, by a timer, that it is there and how far everything is settled.
+//! A session fills the [`Feed`] up to its limit in bytes and then stops reading, so that the rest waits in the server's own
+//! files. Meanwhile a timer keeps telling the server that the reader is alive, and up to where everything is settled.
 
 use std::{
     collections::HashMap,
@@ -38,8 +38,8 @@ const HANDOVER: Duration = Duration::from_secs(30);
 /// Between two looks at something that takes its time.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A relation of the stream.
-enum Known {
+/// What a relation of the stream is to this reader.
+enum RelationKind {
     /// The outbox.
     Ours(Arc<Mapping>),
     /// The outbox, in a form that cannot be read: nothing of it may be passed over.
@@ -143,8 +143,10 @@ impl Session {
             {
                 let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
                 let stored = state::load(outbox, c, self.name()).await?;
-                let what =
-                    format!("the publication `{}` did not exist for a while", self.shared.options.publication);
+                let what = format!(
+                    "the publication `{}` did not exist for a while",
+                    self.shared.options.publication
+                );
                 return Err(self
                     .shared
                     .reader(self.name())?
@@ -306,7 +308,7 @@ impl Session {
     async fn stream_on(&self, wire: &mut Wire) -> Result<std::convert::Infallible> {
         let shared = &self.shared;
         let table = self.table().await?;
-        let mut relations: HashMap<u32, Known> = HashMap::new();
+        let mut relations: HashMap<u32, RelationKind> = HashMap::new();
         let mut domains: HashMap<u32, u32> = HashMap::new();
         let mut acked = shared.acked.subscribe();
         let mut status = tokio::time::interval(STATUS);
@@ -393,12 +395,12 @@ impl Session {
         (oid, schema): &(u32, String),
         relation: Relation,
         domains: &HashMap<u32, u32>,
-    ) -> Result<(u32, Known)> {
+    ) -> Result<(u32, RelationKind)> {
         let c = self.shared.columns()?;
         // One that was dropped since, and made anew, had the name.
         let named = c.spec.table == relation.name && *schema == relation.schema;
         if *oid != relation.id && !named {
-            return Ok((relation.id, Known::Other));
+            return Ok((relation.id, RelationKind::Other));
         }
         let columns = relation.columns.into_iter().map(|column| {
             // A column of a domain is one of the type below it.
@@ -406,12 +408,14 @@ impl Session {
             (column.name, type_oid, column.type_modifier)
         });
         let known = match self.mapping(columns.collect()).await {
-            Ok(mapping) => Known::Ours(mapping),
+            Ok(mapping) => RelationKind::Ours(mapping),
             // The table has changed under the relay. That counts with the next row of it that is not settled.
             Err(error) if error.class() == Class::Permanent => {
                 let at = self.shared.feed().received().lsn;
                 let table = quote(&relation.name);
-                Known::Unreadable(error.context(format_args!("after {at}, the table {table} is different")))
+                RelationKind::Unreadable(
+                    error.context(format_args!("after {at}, the table {table} is different")),
+                )
             }
             Err(error) => return Err(error),
         };
@@ -442,12 +446,11 @@ enum Described {
 fn take_in(
     shared: &Shared,
     feed: &mut Feed,
-    relations: &HashMap<u32, Known>,
+    relations: &HashMap<u32, RelationKind>,
     mut frame: Bytes,
     asked: &mut Option<Lsn>,
 ) -> Result<Option<Described>> {
-    let short =
-        || Error::permanent(Code::BAD_WAL, "the server has sent a message that is too short in the stream");
+    let short = || Error::permanent(Code::BAD_WAL, "the stream has a message that is too short");
     match frame.first() {
         Some(b'k') if frame.len() >= 18 => {
             frame.advance(1);
@@ -484,16 +487,16 @@ fn take_in(
             return Ok(builtin(&schema, &name).map(|base| Described::Domain(oid, base)));
         }
         Message::Insert { relation, tuple } => match relations.get(&relation) {
-            Some(Known::Ours(mapping)) => {
+            Some(RelationKind::Ours(mapping)) => {
                 // One that cannot be read is wanted: it must not vanish.
                 let wanted = !shared.is_choosy()
                     || mapping.texts(&tuple).map_or(true, |values| shared.wants(mapping, &values));
                 feed.push(if wanted { Raw::Tuple(mapping.clone(), tuple) } else { Raw::Unwanted });
             }
             // Settled already, under the mapping of that time.
-            Some(Known::Unreadable(_)) if feed.is_next_known() => feed.push(Raw::Unwanted),
-            Some(Known::Unreadable(error)) => return Err(error.clone()),
-            Some(Known::Other) => {}
+            Some(RelationKind::Unreadable(_)) if feed.is_next_known() => feed.push(Raw::Unwanted),
+            Some(RelationKind::Unreadable(error)) => return Err(error.clone()),
+            Some(RelationKind::Other) => {}
             None => {
                 return Err(Error::permanent(
                     Code::BAD_WAL,
@@ -509,7 +512,7 @@ fn take_in(
             feed.push(Raw::Emitted(content));
         }
         Message::Truncate { relations: truncated } => {
-            if truncated.iter().any(|id| matches!(relations.get(id), Some(Known::Ours(_)))) {
+            if truncated.iter().any(|id| matches!(relations.get(id), Some(RelationKind::Ours(_)))) {
                 tracing::warn!(at = %start, "the outbox was truncated; events that were committed before are still delivered");
             }
         }

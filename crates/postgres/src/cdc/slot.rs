@@ -1,6 +1,6 @@
-//! The server and the slot: made, or taken as given and checked.
+//! The server and the slot: the slot is created, or checked if it exists already.
 //!
-//! What is not as it must be is refused with the statement that mends it.
+//! A server or slot that does not fit is refused, with the statement that fixes it.
 
 use airtight_core::{
     Code, Error, Result,
@@ -233,8 +233,9 @@ pub(super) async fn check_gap(
     // Whoever begins anew cannot read from it, either.
     if let Some(slot) = slot.filter(|slot| slot.is_lost()) {
         let why = slot.why_lost();
-        let what =
-            format!("the server has invalidated the slot `{name}`, and everything after {at} is lost with it: {why}");
+        let what = format!(
+            "the server has invalidated the slot `{name}`, and everything after {at} is lost with it: {why}"
+        );
         return lost(Code::SLOT_LOST, what).await;
     }
     if stored.phase == Phase::New {
@@ -302,7 +303,9 @@ pub(super) async fn recovery(outbox: &PgOutbox, c: &EventColumns, name: &str, st
                     .ok(),
                 Err(_) => None,
             };
-            count.map_or(String::new(), |count| format!(" {} has {count} rows from after that time.", c.outbox))
+            count.map_or(String::new(), |count| {
+                format!(" {} has {count} rows from after that time.", c.outbox)
+            })
         }
         None => String::new(),
     };

@@ -1,4 +1,4 @@
-//! What is stored about a reader of the WAL: who reads, how far it is, and which of its events are parked.
+//! What is stored about a reader of the WAL: which relay reads, its position, and its parked events.
 //!
 //! A reader is a consumer with one partition, so that one relay streams and the others stand by, and every write
 //! here is fenced by the partition's owner and epoch, in the same statement.

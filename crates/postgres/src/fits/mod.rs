@@ -1,11 +1,11 @@
-//! Whether a table of the application's own fits its mapping: what a start refuses, what it warns about, and what
-//! `check` says of both. airtight's own tables are as they were made.
+//! Checks whether a foreign table fits its mapping: what a start refuses, what it warns about, and what `check` reports.
+//! Tables that airtight created are not checked here.
 //!
 //! | file | what it looks at |
 //! | --- | --- |
 //! | `types` | columns and other tables: can they be read and written as the mapping says |
 //! | `words` | the status column: can it hold each word, and tell them apart |
-//! | `zone` | times without a zone: is the zone known, and is it the writers' |
+//! | `zone` | times without a zone: does the server know the zone, and do the writers use it |
 
 mod types;
 mod words;

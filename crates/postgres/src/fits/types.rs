@@ -1,6 +1,6 @@
 //! Columns and other tables: can they be read and written as the mapping says?
 //!
-//! A value that the server cannot convert ends the statement for every row of it, so types are looked at before.
+//! A value that the server cannot convert fails the statement for all its rows, so types are checked before.
 
 use airtight_core::{
     Result,

@@ -1,7 +1,7 @@
-//! Times without a zone: is the zone known, and is it the writers'?
+//! Times without a zone: does the server know the zone, and do the writers use it?
 //!
-//! `TIMESTAMP … DEFAULT now()` is the time of the writer's session, in a zone that the row does not tell. Read in
-//! another zone, events are due hours late, or look hours old.
+//! `TIMESTAMP … DEFAULT now()` is the time in the zone of the writer's session, and the row does not store that zone. If
+//! rows are read in another zone, events are due hours late, or look hours old.
 
 use airtight_core::{
     Result,

@@ -20,7 +20,7 @@ use sqlx::{AssertSqlSafe, Postgres, QueryBuilder, Row};
 use super::{
     LogTable, consumers,
     parked::{self, Act},
-    partitions, publishers, retention, seek, witness,
+    publishers, retention, seek, table_partitions, witness,
 };
 use crate::{
     PgOutbox,
@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// What is written down of a consumer.
-pub(super) struct Known {
+pub(super) struct ConsumerRow {
     pub(super) name: String,
     pub(super) partitions: u16,
     pub(super) streams: Vec<String>,
@@ -41,7 +41,12 @@ pub(super) struct Known {
 }
 
 /// With `wal`, also those that follow the WAL and have no offset.
-async fn known(outbox: &PgOutbox, conn: &mut Conn, table: &EventColumns, wal: bool) -> Result<Vec<Known>> {
+async fn known(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    table: &EventColumns,
+    wal: bool,
+) -> Result<Vec<ConsumerRow>> {
     let failed = doing("listing consumers");
     let sql = format!(
         "SELECT name, partitions, streams, paused FROM {} c WHERE outbox = $1 AND ($2 OR NOT EXISTS (SELECT FROM {} p \
@@ -60,7 +65,7 @@ async fn known(outbox: &PgOutbox, conn: &mut Conn, table: &EventColumns, wal: bo
     rows.iter()
         .map(|row| {
             let partitions: i16 = row.try_get("partitions").map_err(&failed)?;
-            Ok(Known {
+            Ok(ConsumerRow {
                 name: row.try_get("name").map_err(&failed)?,
                 partitions: u16::try_from(partitions).unwrap_or(1),
                 streams: row.try_get("streams").map_err(&failed)?,
@@ -76,7 +81,7 @@ pub(super) async fn require(
     conn: &mut Conn,
     table: &EventColumns,
     consumer: &str,
-) -> Result<Known> {
+) -> Result<ConsumerRow> {
     find(outbox, conn, table, consumer, false).await
 }
 
@@ -86,7 +91,7 @@ async fn find(
     table: &EventColumns,
     consumer: &str,
     wal: bool,
-) -> Result<Known> {
+) -> Result<ConsumerRow> {
     let mut all = known(outbox, conn, table, wal).await?;
     match all.iter().position(|one| one.name == consumer) {
         Some(found) => Ok(all.swap_remove(found)),
@@ -401,7 +406,7 @@ async fn lag_of(
     outbox: &PgOutbox,
     conn: &mut Conn,
     table: &LogTable,
-    known: &Known,
+    known: &ConsumerRow,
     offset: i64,
     end: i64,
 ) -> Result<(u64, f64)> {
@@ -510,7 +515,7 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
         }
     }
     if table.partitioned
-        && let Some(message) = partitions::caught(outbox, &mut conn, &table).await?
+        && let Some(message) = table_partitions::caught(outbox, &mut conn, &table).await?
     {
         findings.push(Finding { fatal: false, message });
     }

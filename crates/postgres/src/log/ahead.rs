@@ -1,7 +1,7 @@
 //! Reading ahead: while one page is being delivered, the next ones are read, so that server and relay work at the
-//! same time. Bounded in pages and bytes; a page is given out in slices of whatever is asked for.
+//! same time. Bounded in pages and bytes; a page is handed out in slices of the requested size.
 //!
-//! What is read ahead is older when it is used, and is judged by what was known of holes when its statement
+//! A page that was read ahead is older when it is used. So it is judged by what was known about holes when its statement
 //! began: see [`super::holes`].
 
 use std::sync::Arc;

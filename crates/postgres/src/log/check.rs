@@ -1,5 +1,5 @@
-//! Whether a table can be followed at all: what would break the rule for holes is refused, with the statement
-//! that mends it.
+//! Checks whether a table can be followed at all. A table that would break the rule for holes is refused, with the statement
+//! that fixes it.
 
 use airtight_core::{
     Code, Error, Result,

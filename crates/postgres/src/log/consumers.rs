@@ -1,4 +1,4 @@
-//! Consumers: who they are, where they stand, what is left for them.
+//! Consumers: their registration, their offsets, and what is left for them.
 
 use std::collections::HashMap;
 

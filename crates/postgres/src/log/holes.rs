@@ -39,8 +39,8 @@
 //!
 //! A value that is drawn in one transaction and inserted by another breaks the rule, and is not supported. A
 //! crash of the server aborts what was not prepared, and what was prepared comes back with its locks; the values
-//! that a sequence skips then are holes that nobody holds. On another server, or after a restart, the watch
-//! starts over.
+//! that a sequence skips then are holes that nobody holds. On another server, or after a restart, the
+//! reader notes the holders again.
 
 use airtight_core::{Code, Error, Result};
 use sqlx::Row;
@@ -52,12 +52,12 @@ use crate::{PgOutbox, error::doing};
 pub(super) struct Holes {
     /// A hole up to here never was an event.
     decided_to: i64,
-    watch: Option<Watch>,
+    pending: Option<PendingHole>,
 }
 
 #[derive(Debug)]
-struct Watch {
-    /// Holes up to here are decided when the watch ends.
+struct PendingHole {
+    /// Holes up to here are decided when none of `noted` is left.
     top: i64,
     /// Virtual transactions that may still fill one.
     noted: Vec<String>,
@@ -67,7 +67,7 @@ struct Watch {
     server: String,
 }
 
-impl Watch {
+impl PendingHole {
     fn new(top: i64, holders: &Holders) -> Self {
         Self { top, noted: holders.all.clone(), prepared: false, server: holders.server.clone() }
     }
@@ -103,30 +103,30 @@ impl Holes {
         self.decided_to
     }
 
-    /// Whether somebody is waited for. If not, the next look begins a new watch.
+    /// Whether somebody is waited for. If not, the next look notes who holds the sequence then.
     pub(super) fn is_watching(&self) -> bool {
-        self.watch.is_some()
+        self.pending.is_some()
     }
 
     /// Takes in who holds the sequence, as seen after `top` had been drawn. Returns whether holes were decided, so that reading again leads further.
     pub(super) fn look(&mut self, top: i64, holders: Holders) -> bool {
-        let mut watch = match self.watch.take() {
+        let mut pending = match self.pending.take() {
             // Names of another server, or of another life of this one, mean nothing.
-            Some(watch) if watch.server == holders.server => watch,
-            // Such a watch has no `top` of its own: nothing is decided by it, and the next one begins with one.
-            Some(_) => Watch::new(0, &holders),
-            None => Watch::new(top, &holders),
+            Some(pending) if pending.server == holders.server => pending,
+            // It has no `top`: nothing is decided by it, and the next one begins with a `top`.
+            Some(_) => PendingHole::new(0, &holders),
+            None => PendingHole::new(top, &holders),
         };
-        watch.noted.retain(|noted| holders.all.contains(noted));
-        if watch.noted.is_empty() && !watch.prepared {
+        pending.noted.retain(|noted| holders.all.contains(noted));
+        if pending.noted.is_empty() && !pending.prepared {
             // They have ended, or were prepared meanwhile: this statement is younger than their end.
-            (watch.noted, watch.prepared) = (holders.prepared, true);
+            (pending.noted, pending.prepared) = (holders.prepared, true);
         }
-        if watch.noted.is_empty() {
-            self.decided_to = self.decided_to.max(watch.top);
+        if pending.noted.is_empty() {
+            self.decided_to = self.decided_to.max(pending.top);
             return true;
         }
-        self.watch = Some(watch);
+        self.pending = Some(pending);
         false
     }
 

@@ -7,13 +7,13 @@
 //! | `ahead` | reading pages before they are asked for |
 //! | `read` | reading on, reading again, parked events that are due |
 //! | `settle` | offsets and parked events, in one transaction |
-//! | `consumers` | consumers and where they stand |
-//! | `publishers` | who holds the log back |
-//! | `partitions` | partitions of the table, made ahead |
-//! | `retention` | removing what is old, and the floor |
+//! | `consumers` | consumers and their offsets |
+//! | `publishers` | open transactions that keep the log waiting |
+//! | `table_partitions` | partitions of the table, created in advance |
+//! | `retention` | removes old events, and maintains the floor |
 //! | `seek` | replay |
-//! | `witness` | whether numbers are drawn again that a consumer has passed |
-//! | `parked` | what operators do with parked events |
+//! | `witness` | notices when numbers that a consumer has passed are drawn again |
+//! | `parked` | operations on parked events |
 //! | `admin` | the operator's side: wiring of the above |
 
 pub(crate) mod admin;
@@ -22,12 +22,12 @@ mod check;
 pub(crate) mod consumers;
 mod holes;
 pub(crate) mod parked;
-pub(crate) mod partitions;
 mod publishers;
 pub(crate) mod read;
 mod retention;
 mod seek;
 pub(crate) mod settle;
+pub(crate) mod table_partitions;
 mod witness;
 
 use std::{
@@ -146,7 +146,7 @@ impl LogTable {
 }
 
 impl PgLog {
-    /// A store over this outbox; [`PgOutbox::log`] makes a source of it at once.
+    /// A store over this outbox. [`PgOutbox::log`] returns a source directly.
     pub fn new(outbox: PgOutbox) -> Self {
         Self {
             followers: Followers::new(outbox.clone()),
@@ -163,7 +163,7 @@ impl PgLog {
         }
     }
 
-    /// Writes changes in a transaction of the caller's own; see [`Log::committing`]. Returns whether all of them
+    /// Writes changes in the caller's transaction; see [`Log::committing`]. Returns whether all of them
     /// were accepted: otherwise the transaction must be rolled back.
     pub async fn settle_in(
         &self,
@@ -198,7 +198,9 @@ impl PgLog {
         tokio::spawn(async move {
             loop {
                 match outbox.make_partitions().await {
-                    Ok(made) if made > 0 => tracing::info!(partitions = made, "created partitions in advance"),
+                    Ok(made) if made > 0 => {
+                        tracing::info!(partitions = made, "created partitions in advance")
+                    }
                     Ok(_) => {}
                     Err(error) => {
                         tracing::warn!(%error, "could not create partitions in advance; trying again soon");

@@ -1,4 +1,4 @@
-//! What operators do with parked events: list, show, retry, discard.
+//! Operations on parked events: list, show, retry, discard.
 
 use airtight_core::{
     Error, Result,

@@ -1,4 +1,4 @@
-//! Who holds a log back: transactions that have published, and have not ended.
+//! Publishers that keep a log waiting: transactions that have published and have not ended.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Reading on, reading again, and parked events that are due. Bounded in rows and in bytes, whatever the rows
-//! turn out to be.
+//! Reads the next events, reads events again, and reads parked events that are due. Bounded in rows and in bytes, however
+//! large the rows are.
 
 use std::time::Duration;
 

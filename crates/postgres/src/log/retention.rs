@@ -1,8 +1,8 @@
-//! Retention: whole partitions where they can be dropped, bounded deletes where not, and the floor.
+//! Retention: drops whole table partitions where possible, deletes in bounded statements otherwise, and maintains the floor.
 //!
-//! The floor is the `seq` of the newest event that was removed. It is written in the transaction that removes,
-//! so that no reader can take what is gone for a hole: see `read::refuse_behind`. Removal happens under the lock
-//! with which consumers are made and moved, so that none begins below the floor.
+//! The floor is the `seq` of the newest event that was removed. It is written in the transaction that removes events, so that
+//! no reader can mistake a removed event for a hole: see `read::refuse_behind`. Removal holds the lock that is also taken to
+//! create and move consumers, so that no consumer begins below the floor.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use super::{
     LogTable, consumers,
-    partitions::{self, LOCK_TIMEOUT, Leaf},
+    table_partitions::{self, LOCK_TIMEOUT, Leaf},
 };
 use crate::{PgOutbox, columns::qualified, error::doing, groups, members, outbox::Conn};
 
@@ -34,8 +34,11 @@ pub(super) async fn prune(
 ) -> Result<Pruned> {
     let mut conn = outbox.acquire().await?;
     let table = LogTable::load(outbox, &mut conn).await?;
-    let leaves =
-        if table.partitioned { partitions::leaves(outbox, &mut conn, &table).await? } else { Vec::new() };
+    let leaves = if table.partitioned {
+        table_partitions::leaves(outbox, &mut conn, &table).await?
+    } else {
+        Vec::new()
+    };
     conn.commit().await?;
     let mut pruned = Pruned::default();
     for leaf in leaves.iter().filter(|leaf| leaf.bounds.is_some()) {
@@ -72,7 +75,7 @@ pub(super) async fn prunable(outbox: &PgOutbox, retention: Retention) -> Result<
     let last = consumers::last_value(outbox, &mut conn, &table).await?;
     let (mut pruned, mut after) = (Pruned::default(), i64::MIN);
     if table.partitioned {
-        for leaf in partitions::leaves(outbox, &mut conn, &table).await? {
+        for leaf in table_partitions::leaves(outbox, &mut conn, &table).await? {
             let Some((_, end)) = leaf.bounds else { continue };
             if last < end || limit < end - 1 || !is_old(outbox, &mut conn, &table, &leaf, retention).await? {
                 break;
@@ -187,7 +190,7 @@ async fn drop_leaf(
         if let Some(lock) = lock {
             match sqlx::raw_sql(AssertSqlSafe(lock)).execute(conn.get()).await {
                 Ok(_) => {}
-                Err(error) if partitions::is_locked(&error) => return Ok(None),
+                Err(error) if table_partitions::is_locked(&error) => return Ok(None),
                 Err(error) => return Err(failed(error)),
             }
         }

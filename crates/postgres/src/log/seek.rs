@@ -1,7 +1,7 @@
 //! Replay: moving a consumer while its relays run.
 //!
-//! A seek takes the partitions away from their owners and grows their epoch, in one transaction with the new
-//! offset: whatever a relay has under way is fenced, and it takes the partitions up again where they stand now.
+//! A seek takes the partitions away from their owners and increases their epoch, in one transaction with the new
+//! offset. Deliveries that a relay has in progress are fenced, and the relay takes the partitions again at their new offset.
 
 use std::time::Duration;
 
@@ -180,7 +180,9 @@ async fn at_time(
     let Some(first) = first else {
         return Err(Error::permanent(
             Code::BAD_OFFSET,
-            format!("no event was published at {time} or later; the last event has seq {last}: use `--latest`"),
+            format!(
+                "no event was published at {time} or later; the last event has seq {last}: use `--latest`"
+            ),
         ));
     };
     Ok((first - 1).max(floor))
@@ -224,7 +226,7 @@ async fn count(
     outbox: &PgOutbox,
     conn: &mut Conn,
     table: &LogTable,
-    known: &admin::Known,
+    known: &admin::ConsumerRow,
     group: &str,
     to: i64,
     set_back: bool,

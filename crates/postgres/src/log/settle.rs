@@ -2,11 +2,11 @@
 //!
 //! The statement that moves an offset is the fence: it matches only while the partition is this relay's, under
 //! the epoch it was taken with, and the stored offset is what the relay thinks it is. A takeover, a seek and an
-//! operator's UPDATE each change one of these in the same row, so one of the two waits for the other.
+//! operator's UPDATE each change one of these in the same row, so they and the settle wait for each other.
 //!
-//! It matches only on the server, and in the life of it, that the partition was taken up from. After a failover
-//! to a standby that lacked the last events, or a crash that lost commits which nobody had waited for, the
-//! sequence draws their values again: an offset moved over these would lose what is there now.
+//! It also matches only on the server from which the partition was taken, and only until that server restarts. After a
+//! failover to a standby that lacked the last events, or a crash that lost asynchronous commits, the sequence draws
+//! their values again: an offset that moved past these values would lose the events that have them now.
 
 use std::collections::BTreeSet;
 

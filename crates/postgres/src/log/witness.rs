@@ -1,15 +1,15 @@
-//! Whether the log is still the one that a consumer has followed.
+//! Checks whether the log is still the one that a consumer has followed.
 //!
-//! An offset says that everything up to it is settled. That holds for as long as no number up to it is drawn again:
-//! `TRUNCATE … RESTART IDENTITY`, `setval` and a table that was restored without its sequence break it, and what has
-//! such a number now would never be delivered. A sequence that stands below the offset shows it; one that has passed
-//! the offset since does not. So a consumer notes a *witness* down, the newest event up to its offset, and each relay
-//! remembers the newest event of its last look. One that has another id now is proof. One that is gone proves
-//! nothing by itself, since people remove rows; but it does if the sequence has another file as well, which only
-//! RESTART gives it.
+//! An offset says that everything up to it is settled. This holds as long as no number up to it is drawn again.
+//! `TRUNCATE … RESTART IDENTITY`, `setval` and a table that was restored without its sequence break it: an event that gets
+//! such a number would never be delivered. A sequence that is below the offset shows the problem; a sequence that has passed
+//! the offset since then does not. So a consumer stores a *witness*, the newest event up to its offset, and each relay
+//! remembers the newest event of its last check. If that number has another event id now, this is proof. If the event is gone,
+//! this alone proves nothing, since people remove rows. It is proof if the sequence also has another file, because only
+//! RESTART gives it a new one.
 //!
-//! Looked at with every heartbeat, and before a consumer starts. Whoever sees it writes it down, so that starting
-//! again is no way around it: until a seek, offsets may have moved over events that nobody delivered.
+//! The check runs with every heartbeat, and before a consumer starts. A relay that notices the problem stores this, so that a
+//! restart does not hide it: until a seek, offsets may have moved past events that were never delivered.
 
 use airtight_core::{Code, Error, Result, group::GroupName};
 use sqlx::{AssertSqlSafe, Row};

@@ -2,7 +2,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `store` | what a table must answer, and the choice between the two kinds |
+//! | `store` | the traits of a table, and the choice between the two kinds |
 //! | `canonical` | airtight's own table: statements that name its columns |
 //! | `foreign` | any other table: statements assembled from its mapping, leases in the side table |
 //! | `settle` | verdicts by kind, in the order in which they are applied |

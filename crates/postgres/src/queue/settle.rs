@@ -1,4 +1,4 @@
-//! Settling: verdicts by kind, in the order in which they are applied. Each kind is one statement of the store's.
+//! Settling: verdicts by kind, in the order in which they are applied. Each kind is one statement of the store.
 
 use std::collections::HashSet;
 

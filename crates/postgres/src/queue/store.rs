@@ -1,7 +1,7 @@
-//! What a queue's table must answer, whichever of the two kinds it is.
+//! The traits that both kinds of a queue's table implement.
 //!
 //! [`Canonical`] is the table that airtight's migrations make: its columns are known, and its statements name them.
-//! [`Foreign`] is any other table: its statements are assembled from the mapping, and leases live in the side table.
+//! [`Foreign`] is any other table: its statements are assembled from the mapping, and leases are in the side table.
 //! [`load`] chooses between the two, and nothing else asks which one a table is.
 
 use std::{fmt, ops::Deref};

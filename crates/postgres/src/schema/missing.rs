@@ -1,4 +1,4 @@
-//! What a migration has made and somebody has dropped.
+//! Objects that a migration has created and that were dropped later.
 
 use std::collections::{HashMap, HashSet};
 

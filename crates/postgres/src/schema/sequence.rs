@@ -1,8 +1,8 @@
-//! A sequence that is behind its table: a restored copy without sequences, a `setval`, a table that was made anew.
+//! A sequence that is behind its table: a copy that was restored without sequences, a `setval`, a table that was recreated.
 //!
-//! Its numbers are taken, so publishing is refused; or they are free and below where consumers stand, so that nobody would
-//! ever read what is stored under them. `migrate` moves the sequence on, and marks consumers below which something was
-//! stored: `crate::log::witness` stops those, until a person seeks them.
+//! If the numbers of such a sequence are in use, publishing is refused. If they are free and below the offsets of consumers,
+//! no consumer would ever read the events that get them. `migrate` moves the sequence forward, and marks the consumers below
+//! whose offset something was stored: `crate::log::witness` stops these until a person seeks them.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use airtight_core::{
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LOCK_TIMEOUT, Names, TRIES, migrate_command};
-use crate::{PgOutbox, error::doing, groups, log::partitions::is_locked, outbox::Conn};
+use crate::{PgOutbox, error::doing, groups, log::table_partitions::is_locked, outbox::Conn};
 
 /// Where a sequence stands, and where it must stand at least.
-struct Place {
+struct SequenceState {
     stands: i64,
     needed: i64,
 }
@@ -49,9 +49,9 @@ impl PgOutbox {
         let mut wait = Duration::from_millis(100);
         for _ in 0..TRIES {
             let mut conn = self.acquire().await?;
-            let place = self.place(&mut conn).await?;
+            let state = self.sequence_state(&mut conn).await?;
             conn.commit().await?;
-            if !place.is_behind() {
+            if !state.is_behind() {
                 return Ok(done);
             }
             if let Some(lines) = self.move_sequence().await? {
@@ -76,8 +76,8 @@ impl PgOutbox {
             Err(error) if is_locked(&error) => return Ok(None),
             Err(error) => return Err(failed(error)),
         }
-        let place = self.place(&mut conn).await?;
-        if !place.is_behind() {
+        let state = self.sequence_state(&mut conn).await?;
+        if !state.is_behind() {
             return Ok(Some(Vec::new()));
         }
         let passed = self.passed(&mut conn).await?;
@@ -85,7 +85,7 @@ impl PgOutbox {
         sqlx::query("SELECT setval($1::text::regclass, $2)")
             .persistent(!self.pooled)
             .bind(&name)
-            .bind(place.needed)
+            .bind(state.needed)
             .execute(conn.get())
             .await
             .map_err(&failed)?;
@@ -106,8 +106,8 @@ impl PgOutbox {
         let mut lines = vec![format!(
             "moved {} from {} to {}: it was behind the table",
             name.replace('"', ""),
-            place.stands,
-            place.needed
+            state.stands,
+            state.needed
         )];
         lines.extend(passed.into_iter().map(|consumer| {
             format!(
@@ -142,7 +142,7 @@ impl PgOutbox {
         })
     }
 
-    async fn place(&self, conn: &mut Conn) -> Result<Place> {
+    async fn sequence_state(&self, conn: &mut Conn) -> Result<SequenceState> {
         let failed = doing("comparing the sequence with the table");
         let sequence = self.sequence(conn).await?;
         let consumers = match self.options.shape {
@@ -166,7 +166,10 @@ impl PgOutbox {
             .fetch_one(conn.get())
             .await
             .map_err(&failed)?;
-        Ok(Place { stands: row.try_get(0).map_err(&failed)?, needed: row.try_get(1).map_err(&failed)? })
+        Ok(SequenceState {
+            stands: row.try_get(0).map_err(&failed)?,
+            needed: row.try_get(1).map_err(&failed)?,
+        })
     }
 
     /// Consumers beyond events that were stored after they had passed: younger than the last move of the offset above them,
@@ -198,7 +201,7 @@ impl PgOutbox {
         if self.options.spec.is_some() || self.options.shape != Shape::Log {
             return Ok(None);
         }
-        let Place { stands, needed } = self.place(conn).await?;
+        let SequenceState { stands, needed } = self.sequence_state(conn).await?;
         Ok((stands < needed).then(|| Finding {
             fatal: true,
             message: format!(
@@ -240,7 +243,7 @@ impl PgOutbox {
     }
 }
 
-impl Place {
+impl SequenceState {
     fn is_behind(&self) -> bool {
         self.stands < self.needed
     }

@@ -1,5 +1,5 @@
-//! From a migration's text to its statements, and what each of them makes: so that `migrate` and `check` can look whether it
-//! is there, rather than believe the version number.
+//! From a migration's text to its statements, and the object that each statement creates. `migrate` and `check` use it to look
+//! for the objects instead of trusting the version number.
 
 /// One statement, with its placeholders.
 #[derive(Debug)]

@@ -3,7 +3,7 @@ use time::macros::datetime;
 
 use super::*;
 
-const CONTEXT: Context = Context { max_payload: 1000, keep_row: false };
+const CONTEXT: RowOptions = RowOptions { max_payload: 1000, keep_row: false };
 
 fn columns(names: &[(&str, u32)]) -> Arc<[SourceColumn]> {
     let column = |&(name, type_oid): &(&str, u32)| SourceColumn {
@@ -87,7 +87,7 @@ fn reads_the_canonical_row_without_its_generated_columns() {
 #[test]
 fn keeps_the_row_when_asked() {
     let mapping = Mapping::new(&canonical(), canonical_columns()).unwrap();
-    let event = mapping.event(row(), &Context { keep_row: true, ..CONTEXT }).unwrap();
+    let event = mapping.event(row(), &RowOptions { keep_row: true, ..CONTEXT }).unwrap();
     let kept = event.row.unwrap();
     assert_eq!(kept.values, row());
     assert_eq!(kept.get("op").unwrap().1, Some(&Bytes::from("upsert")));
@@ -119,7 +119,7 @@ fn a_bad_row_says_why_and_keeps_its_id_and_key() {
 
 #[test]
 fn a_payload_that_is_too_large_is_refused_in_every_kind() {
-    let tiny = Context { max_payload: 4, ..CONTEXT };
+    let tiny = RowOptions { max_payload: 4, ..CONTEXT };
     let mapping = Mapping::new(&canonical(), canonical_columns()).unwrap();
     let too_large = |values: &[Option<Bytes>], bytes: &str| {
         let bad = mapping.event(values.to_vec(), &tiny).unwrap_err();

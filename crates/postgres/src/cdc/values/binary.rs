@@ -1,4 +1,4 @@
-//! Values in binary form, turned into the text that the server would have written: the rest goes by text.
+//! Values in binary form, converted to the text that the server would have written. All other code works on text.
 
 use std::fmt::Write;
 

@@ -1,7 +1,7 @@
-//! Values of PostgreSQL, as its types write them, in Rust.
+//! Values of PostgreSQL in Rust, in the text form of their types.
 //!
 //! What the queue leaves to SQL (`::text`, `::bigint`, `AT TIME ZONE`, `json_build_object`) is done here, with the
-//! same result: an event from the WAL must equal the one that the queue would have read. Text is taken to be
+//! same result: an event from the WAL must equal the one that the queue would have read. Text is expected to be
 //! written with `DateStyle` ISO, `TimeZone` UTC and `client_encoding` UTF8.
 
 mod binary;

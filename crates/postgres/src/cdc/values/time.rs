@@ -1,4 +1,4 @@
-//! Times, whose text has years that no calendar of Rust's has.
+//! Times. The text of a time may have a year that no calendar type of Rust can hold.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Where the server is and how to get in, taken from what the pool was made with.
+//! The address of the server and the login, taken from the options of the pool.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,9 @@
-//! A connection of our own to PostgreSQL, for what sqlx cannot do: replication.
+//! airtight's own connection to PostgreSQL, for replication, which sqlx does not support.
 //!
 //! It knows the simple query protocol and `COPY BOTH`, and nothing else. Messages are encoded and decoded by
-//! `postgres-protocol`; those of a stream are handed on as slices of the buffer they were read into. Nothing is read
-//! that was not asked for, so what the socket does not take stays with the server. See ADR 0020 for why it is not
-//! one of the crates that do this.
+//! `postgres-protocol`; those of a stream are passed on as slices of the buffer they were read into. Nothing is read
+//! before it is requested, so data that does not fit into the socket stays with the server. ADR 0020 says why no
+//! existing crate is used.
 
 mod endpoint;
 mod tls;
@@ -185,7 +185,10 @@ impl Wire {
                 _ => {
                     return Err(Error::unavailable(
                         Code::CREDENTIALS,
-                        format!("{} requires an authentication method that airtight does not support", endpoint.shown()),
+                        format!(
+                            "{} requires an authentication method that airtight does not support",
+                            endpoint.shown()
+                        ),
                     ));
                 }
             }
@@ -414,7 +417,10 @@ fn lost(error: io::Error) -> Error {
 }
 
 fn broken(error: io::Error) -> Error {
-    Error::retryable(Code::WRONG_PROTOCOL, format!("PostgreSQL has sent a message that cannot be read: {error}"))
+    Error::retryable(
+        Code::WRONG_PROTOCOL,
+        format!("PostgreSQL has sent a message that cannot be read: {error}"),
+    )
 }
 
 fn unexpected() -> Error {

@@ -1,4 +1,4 @@
-//! TLS for a connection of our own, with the meaning that `sslmode` has everywhere.
+//! TLS for replication connections. `sslmode` has the same meaning as everywhere else.
 
 use std::{path::Path, sync::Arc};
 
@@ -62,9 +62,9 @@ fn web_pki(endpoint: &Endpoint, provider: Arc<CryptoProvider>) -> Result<Arc<Web
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }
-    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
-        .build()
-        .map_err(|error| failed(endpoint, &format_args!("there are no root certificates to check its certificate: {error}")))
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().map_err(|error| {
+        failed(endpoint, &format_args!("there are no root certificates to check its certificate: {error}"))
+    })
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {

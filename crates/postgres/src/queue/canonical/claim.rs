@@ -1,17 +1,17 @@
-//! The claim on the canonical table: one statement, flat however long the backlog is.
+//! The claim on the canonical table: one statement, whose cost does not depend on the length of the backlog.
 //!
-//! Why it is shaped like this:
-//! - A *lane* is a slot of the key, or a slot within a stream. Each lane is an ordered range of a partial
-//!   index, read from its start; so neither rows of other relays' partitions, nor streams that nobody reads,
-//!   nor events that wait for a retry are ever scanned.
-//! - A claim changes no indexed column (`phase` stays 0, `next_retry_at` stays as it was), so it is a HOT
-//!   update and the indexes do not grow by it.
-//! - With order, nobody but the owner claims from a partition, so rows are not skipped when locked: if an
-//!   operator, or a claim of our own whose connection broke, holds one, waiting for it keeps the order.
-//! - An event behind one that waits is *held*: `next_retry_at` becomes infinity, which takes it out of the
-//!   lanes in one go, however many there are. `unhold` brings them back.
-//! - Identities go to the UPDATE as an array, since the planner, not knowing how few they are, might
-//!   otherwise choose to read the whole table.
+//! The reasons for its shape:
+//! - The claim reads one index range for each key slot, or for each key slot within a stream. An index range is an ordered
+//!   range of a partial index, read from its start. So it never scans rows of other relays' partitions, of streams that
+//!   nobody reads, or of events that wait for a retry.
+//! - A claim changes no indexed column (`phase` stays 0, `next_retry_at` stays as it was), so it is a HOT update, and the
+//!   indexes do not grow.
+//! - With order, only the owner claims from a partition, so locked rows are not skipped. If an operator holds a row, or an
+//!   earlier claim of this relay whose connection broke, waiting for the row keeps the order.
+//! - An event behind one that waits is *held*: `next_retry_at` becomes infinity, which takes all such events out of the index
+//!   ranges in one statement. `unhold` puts them back.
+//! - Identities go to the UPDATE as an array. The planner does not know how few they are, and might otherwise choose to read
+//!   the whole table.
 
 use airtight_core::{Order, group::Member, queue::SUSPECT_AFTER};
 
@@ -25,7 +25,7 @@ const MOST: i32 = i32::MAX - 1;
 const SIZE: &str = "(coalesce(pg_column_size(t.payload), 0) + coalesce(pg_column_size(t.payload_bytes), 0))";
 
 /// The claim. Parameters: token, events, bytes, lease in seconds, relay, slots, tokens, streams, events per
-/// lane, largest payload, whether to claim a suspect alone.
+/// index range, largest payload, whether to claim a suspect alone.
 pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let (table, relay) = (&c.table, &c.relay);
     let takeable = takeable(member.order);
@@ -91,56 +91,56 @@ fn takeable(order: Order) -> &'static str {
     }
 }
 
-/// What has never failed, the first of each lane.
+/// What has never failed, the first of each index range.
 fn fresh(c: &Columns, member: &Member) -> String {
-    lanes(c, member, "t.next_retry_at IS NULL", "t.seq")
+    index_ranges(c, member, "t.next_retry_at IS NULL", "t.seq")
 }
 
-/// What has failed and is due again, the first of each lane.
+/// What has failed and is due again, the first of each index range.
 fn due(c: &Columns, member: &Member) -> String {
     let due = "t.next_retry_at IS NOT NULL AND t.next_retry_at <= now()";
-    lanes(c, member, due, "t.next_retry_at, t.seq")
+    index_ranges(c, member, due, "t.next_retry_at, t.seq")
 }
 
-/// The first rows of each lane.
-fn lanes(c: &Columns, member: &Member, when: &str, sort: &str) -> String {
+/// The first rows of each index range.
+fn index_ranges(c: &Columns, member: &Member, when: &str, sort: &str) -> String {
     let table = &c.table;
     let takeable = takeable(member.order);
-    let (lanes, in_lane) = if member.streams.is_empty() {
-        ("unnest($6::smallint[]) AS lane(slot)", "t.part = lane.slot")
+    let (index_ranges, in_range) = if member.streams.is_empty() {
+        ("unnest($6::smallint[]) AS index_range(slot)", "t.part = index_range.slot")
     } else {
         (
-            "unnest($6::smallint[]) AS lane(slot) CROSS JOIN unnest($8::text[]) AS topic(name)",
-            "t.part = lane.slot AND t.stream = topic.name",
+            "unnest($6::smallint[]) AS index_range(slot) CROSS JOIN unnest($8::text[]) AS topic(name)",
+            "t.part = index_range.slot AND t.stream = topic.name",
         )
     };
     let lock = if member.order == Order::None { "FOR UPDATE OF t SKIP LOCKED" } else { "" };
     format!(
         "
-          SELECT row.* FROM me CROSS JOIN {lanes} CROSS JOIN LATERAL (
+          SELECT row.* FROM me CROSS JOIN {index_ranges} CROSS JOIN LATERAL (
             SELECT t.seq AS seq, t.part AS slot, t.stream AS stream, t.aggregate_id AS key,
               t.status = 'processing' AS takeover, t.lost_leases AS lost, {SIZE} AS size,
               t.next_retry_at IS NOT NULL AS waited
-            FROM {table} t WHERE {in_lane} AND t.phase = 0 AND {when} AND {takeable}
+            FROM {table} t WHERE {in_range} AND t.phase = 0 AND {when} AND {takeable}
             ORDER BY {sort} LIMIT $9 {lock}
           ) AS row"
     )
 }
 
-/// All that was found in the lanes.
+/// All that was found in the index ranges.
 fn found(member: &Member) -> String {
     // Several streams of one slot are cut at the same place, or a key that is in two of them could be
     // claimed out of order.
     let cut = if member.order == Order::Key && member.streams.len() > 1 {
-        "WHERE seq <= coalesce((SELECT min(lane.last) FROM (SELECT max(f.seq) AS last FROM fresh f
-             WHERE f.slot = found.slot GROUP BY f.stream HAVING count(*) >= $9) AS lane), seq)"
+        "WHERE seq <= coalesce((SELECT min(index_range.last) FROM (SELECT max(f.seq) AS last FROM fresh f
+             WHERE f.slot = found.slot GROUP BY f.stream HAVING count(*) >= $9) AS index_range), seq)"
     } else {
         ""
     };
     format!("(SELECT * FROM fresh UNION ALL SELECT * FROM due) AS found {cut}")
 }
 
-/// The first rows of all lanes together.
+/// The first rows of all index ranges together.
 fn candidates(member: &Member) -> String {
     let found = found(member);
     format!("SELECT *, lost + takeover::int >= {SUSPECT_AFTER} AS suspect FROM {found} ORDER BY seq LIMIT $2")

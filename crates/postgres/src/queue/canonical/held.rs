@@ -25,9 +25,9 @@ pub(super) fn freeable(c: &Columns, member: &Member) -> String {
     format!(
         "
         WITH RECURSIVE w AS (
-          SELECT step.* FROM unnest($1::smallint[]) AS lane(slot) CROSS JOIN LATERAL (
+          SELECT step.* FROM unnest($1::smallint[]) AS index_range(slot) CROSS JOIN LATERAL (
             SELECT t.part AS slot, t.aggregate_id AS key, t.seq AS seq FROM {table} t
-            WHERE t.phase = 0 AND t.next_retry_at = 'infinity'{streams} AND t.part = lane.slot
+            WHERE t.phase = 0 AND t.next_retry_at = 'infinity'{streams} AND t.part = index_range.slot
             ORDER BY t.aggregate_id, t.seq LIMIT 1
           ) AS step
           UNION ALL

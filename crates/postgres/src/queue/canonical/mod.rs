@@ -1,15 +1,15 @@
-//! The canonical table: the one that `migrations/0001_outbox.sql` makes, under whatever name.
+//! The canonical table: the one that `migrations/0001_outbox.sql` creates, under any name.
 //!
 //! Its columns are known, so the statements name them. Only the names of the tables and what depends on a relay's
-//! order and streams are filled in. Nothing in here serves another table, and nothing outside depends on these
+//! order and streams are filled in. Nothing here is used for another table, and nothing outside depends on these
 //! statements.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `claim` | the claim, and why it is shaped as it is |
-//! | `held` | freeing events that were held back |
+//! | `claim` | the claim, and the reasons for its shape |
+//! | `held` | frees held events |
 //! | `settle` | settling and marking |
-//! | `table` | what its rows say to an operator |
+//! | `table` | how its rows are shown to an operator |
 
 mod claim;
 mod held;
@@ -36,7 +36,9 @@ use super::{
     settle::{Kind, Settled},
     store::Store,
 };
-use crate::{PgOutbox, columns::Columns, decode, error::doing, outbox::Conn, session::Session, slots::SLOTS};
+use crate::{
+    PgOutbox, columns::Columns, decode, error::doing, outbox::Conn, session::Session, slots::KEY_SLOTS,
+};
 
 /// How often a claim that found only events to hold back looks again: bounds how long it takes.
 const HOLD_ROUNDS: u32 = 100;
@@ -78,8 +80,8 @@ const COLUMNS: [(&str, &str); 26] = [
 #[derive(Debug)]
 pub(super) struct Canonical {
     columns: Columns,
-    /// How many events to ask of each lane; adapts to how many lanes have something.
-    per_lane: AtomicUsize,
+    /// How many events to ask of each index range; adapts to how many ranges have something.
+    per_range: AtomicUsize,
 }
 
 impl Deref for Canonical {
@@ -100,24 +102,24 @@ impl Canonical {
     }
 
     pub(super) fn new(columns: Columns) -> Self {
-        Self { columns, per_lane: AtomicUsize::new(0) }
+        Self { columns, per_range: AtomicUsize::new(0) }
     }
 
-    /// Asks more of each lane when few lanes have everything, and less when all have plenty.
-    fn adapt(&self, claimed: &Claimed, events: usize, per_lane: usize, fair: usize) {
+    /// Asks more of each index range when few ranges have everything, and less when all have plenty.
+    fn adapt(&self, claimed: &Claimed, events: usize, per_range: usize, fair: usize) {
         let found = claimed.rows.len() + claimed.overflow.len();
         if found >= events {
-            self.per_lane.store((per_lane / 2).max(fair), Ordering::Relaxed);
+            self.per_range.store((per_range / 2).max(fair), Ordering::Relaxed);
             return;
         }
-        let mut lanes: HashMap<(u16, &str), usize> = HashMap::new();
+        let mut ranges: HashMap<(u16, &str), usize> = HashMap::new();
         for row in &claimed.rows {
             if let Ok(event) = &row.event {
-                *lanes.entry((row.partition, &event.stream)).or_default() += 1;
+                *ranges.entry((row.partition, &event.stream)).or_default() += 1;
             }
         }
-        if lanes.values().any(|count| *count >= per_lane) {
-            self.per_lane.store(per_lane * 4, Ordering::Relaxed);
+        if ranges.values().any(|count| *count >= per_range) {
+            self.per_range.store(per_range * 4, Ordering::Relaxed);
         }
     }
 }
@@ -142,12 +144,12 @@ impl Store for Canonical {
     async fn claim(&self, outbox: &PgOutbox, request: &ClaimRequest<'_>) -> Result<Claimed> {
         let member = request.member;
         let slots = slots(request.partitions, member.partitions);
-        let lanes = slots.len() * member.streams.len().max(1);
+        let ranges = slots.len() * member.streams.len().max(1);
         let events = most_events(request);
-        let fair = (events.div_ceil(lanes.max(1)) * 2).max(8);
-        let mut per_lane = match member.order {
+        let fair = (events.div_ceil(ranges.max(1)) * 2).max(8);
+        let mut per_range = match member.order {
             Order::Total => events,
-            Order::None | Order::Key => self.per_lane.load(Ordering::Relaxed).clamp(fair, events.max(fair)),
+            Order::None | Order::Key => self.per_range.load(Ordering::Relaxed).clamp(fair, events.max(fair)),
         };
         let sql = claim::claim(self, member, request.alone);
         let mut rounds = HOLD_ROUNDS;
@@ -163,7 +165,7 @@ impl Store for Canonical {
                 .bind(&slots)
                 .bind(request.tokens)
                 .bind(&member.streams)
-                .bind(as_i64(per_lane))
+                .bind(as_i64(per_range))
                 .bind(as_i64(request.max_payload))
                 .bind(request.alone)
                 .fetch(conn.get());
@@ -175,12 +177,12 @@ impl Store for Canonical {
             if !held || !claimed.rows.is_empty() || claimed.suspects || rounds == 0 {
                 break claimed;
             }
-            per_lane = (per_lane * 4).min(events.max(fair));
+            per_range = (per_range * 4).min(events.max(fair));
         };
         for row in &mut claimed.rows {
             row.partition = partition_of(row.partition, member.partitions);
         }
-        self.adapt(&claimed, events, per_lane, fair);
+        self.adapt(&claimed, events, per_range, fair);
         Ok(claimed)
     }
 
@@ -268,7 +270,7 @@ fn seqs<'a>(rows: impl Iterator<Item = &'a RowClaim>) -> Vec<i64> {
 
 /// The slots of the given partitions. Without order, all of them.
 fn slots(partitions: &[u16], count: u16) -> Vec<i16> {
-    (0..SLOTS)
+    (0..KEY_SLOTS)
         .filter(|slot| count == 0 || partitions.contains(&partition_of(*slot, count)))
         .filter_map(|slot| i16::try_from(slot).ok())
         .collect()

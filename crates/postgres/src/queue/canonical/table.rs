@@ -1,4 +1,4 @@
-//! What the rows of the canonical table say to an operator. Nothing is kept beside it.
+//! How the rows of the canonical table are shown to an operator. Everything is in the table itself; there is no side table.
 
 use airtight_core::{Order, group::Member};
 

@@ -1,7 +1,7 @@
-//! The claim on a foreign table: leases live in the side table, and nothing is asked of the table's indexes.
+//! The claim on a foreign table: leases are in the side table, and the claim requires no index of the foreign table.
 //!
-//! Exclusiveness comes from the side table's primary key: whoever inserts or takes over the lease row has the
-//! event, and the others' `ON CONFLICT … WHERE` refuses them, whatever their snapshots showed.
+//! Exclusiveness comes from the side table's primary key. The relay that inserts or takes over the lease row has the event,
+//! and the `ON CONFLICT … WHERE` of other relays refuses them, whatever their snapshots showed.
 
 use airtight_core::{
     Order,

@@ -1,13 +1,14 @@
-//! A foreign table: any that is not canonical, mapped by a `TableSpec`.
+//! A foreign table: any table that is not canonical, mapped by a `TableSpec`.
 //!
-//! Its statements are assembled from the mapping. Leases live in the side table, whatever columns the table has, and what
-//! the table has no column for is kept there as well. What the table does have columns for is written, for its own readers.
+//! Its statements are assembled from the mapping. Leases are in the side table, whatever columns the table has. State for
+//! which the table has no column is kept there as well. State for which it has columns is also written to the table, for
+//! its own readers.
 //!
 //! | module | what lives there |
 //! | --- | --- |
 //! | `claim` | the claim, and what makes it exclusive |
 //! | `settle` | settling, renewing and marking |
-//! | `table` | what its rows say to an operator |
+//! | `table` | how its rows are shown to an operator |
 
 mod claim;
 mod settle;

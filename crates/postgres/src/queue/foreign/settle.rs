@@ -1,5 +1,5 @@
-//! Settling, renewing and marking on a foreign table. The lease is a row of the side table: who wins that row by its
-//! token may write the table.
+//! Settling, renewing and marking on a foreign table. The lease is a row of the side table: a relay that updates this row by
+//! its token may write the table.
 
 use airtight_core::{
     Error, Order, Result,

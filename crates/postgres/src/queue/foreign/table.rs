@@ -1,4 +1,4 @@
-//! What the rows of a foreign table say to an operator, together with what the side table has of them.
+//! How the rows of a foreign table are shown to an operator, together with their rows of the side table.
 
 use airtight_core::{Order, group::Member, table::literal};
 

@@ -1,9 +1,9 @@
-//! Settling: what is written about a reader's place, and when.
+//! Settling: what is written about a reader's position, and when.
 //!
-//! A position that is only a number can wait a little: what is lost with it is delivered again. So moves are gathered
-//! and written a few times a second, together with the rows to mark; what is parked is written at once. Where nothing
-//! comes from the outbox, the place moves on with the rest of the WAL, but not for every little bit of it: writing it
-//! down is WAL itself.
+//! A position without parked events can wait a little: if it is lost, events are delivered again, and nothing else happens.
+//! So moves of the position are collected and written a few times a second, together with the rows to mark. Parked events
+//! are written immediately. While no events arrive from the outbox, the position follows the rest of the WAL, but not at
+//! every small step, because writing the position produces WAL itself.
 
 use std::{
     collections::HashSet,
@@ -30,10 +30,10 @@ const GATHER: Duration = Duration::from_millis(100);
 /// The same in rows to mark.
 const ROWS: usize = 4_000;
 
-/// An idle place moves on after so much WAL, though not more often than this.
+/// An idle position moves after so much WAL, though not more often than this.
 const IDLE: (u64, Duration) = (1 << 20, Duration::from_secs(1));
 
-/// After less it takes its time. It moves on all the same: the server lets go of WAL only when a place behind its
+/// After less it takes its time. It moves on all the same: the server lets go of WAL only when a position behind its
 /// own record of what runs is acknowledged, and that record is small.
 const QUIET: Duration = Duration::from_secs(2);
 
@@ -46,14 +46,14 @@ const AGAIN: Backoff =
 
 /// Where a reader is.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Progress {
     /// None while the reader is not ours.
     epoch: Option<i64>,
     /// Everything up to here is settled: as stored, and as it is.
     stored: i64,
     to: i64,
     stored_lsn: Lsn,
-    /// What was in the WAL after an idle place was written: that much is our own doing, and no reason to write.
+    /// What was in the WAL after an idle position was written: that much is our own doing, and no reason to write.
     own_end: Lsn,
     /// The `to` of a write whose answer did not come: it may be what is stored.
     tried: Option<i64>,
@@ -66,7 +66,7 @@ pub(super) struct Place {
     fenced: bool,
 }
 
-impl Default for Place {
+impl Default for Progress {
     fn default() -> Self {
         Self {
             epoch: None,
@@ -83,7 +83,7 @@ impl Default for Place {
     }
 }
 
-impl Place {
+impl Progress {
     pub(super) fn new(standing: &Standing) -> Self {
         Self {
             epoch: Some(standing.epoch),
@@ -98,7 +98,7 @@ impl Place {
         self.epoch
     }
 
-    /// Whether this is the place as it was taken with this epoch, and still ours.
+    /// Whether this is the progress as it was taken with this epoch, and still ours.
     pub(super) fn is_under(&self, epoch: i64) -> bool {
         self.epoch == Some(epoch) && !self.fenced
     }
@@ -144,7 +144,7 @@ impl Place {
             || shared.feed().bytes() * 2 > shared.options.buffer_bytes
     }
 
-    /// Whether the place has moved on enough without any event to be written down.
+    /// Whether the position has moved far enough without an event to be written.
     fn is_idle_due(&self, position: Boundary) -> bool {
         let moved = position.lsn.since(self.stored_lsn);
         let waited = self.written_at.elapsed();
@@ -153,7 +153,7 @@ impl Place {
     }
 }
 
-/// A move of the place.
+/// A move of the position.
 struct Step {
     to: i64,
     delivered: Vec<String>,
@@ -164,34 +164,34 @@ struct Step {
 pub(super) async fn settle(shared: &Shared, member: &Member, changes: &Changes) -> Result<Vec<u16>> {
     const REFUSED: [u16; 1] = [0];
     let Some(change) = changes.moves.first() else { return Ok(Vec::new()) };
-    let mut place = shared.place.lock().await;
-    if place.fenced || place.epoch != Some(change.epoch) {
+    let mut progress = shared.progress.lock().await;
+    if progress.fenced || progress.epoch != Some(change.epoch) {
         return Ok(REFUSED.to_vec());
     }
-    let step = place.step(shared, change.to, &changes.park);
+    let step = progress.step(shared, change.to, &changes.park);
     if !changes.park.is_empty() || !changes.parked.is_empty() {
-        // The place passes them when they are parked, and not before: it is written down by others, too.
-        let accepted = write(shared, member, &mut place, Some((step, changes))).await?;
+        // The position passes them when they are parked, and not before: other calls write it, too.
+        let accepted = write(shared, member, &mut progress, Some((step, changes))).await?;
         return Ok(if accepted { Vec::new() } else { REFUSED.to_vec() });
     }
-    place.pass(step);
-    if !place.is_due(shared) {
+    progress.pass(step);
+    if !progress.is_due(shared) {
         shared.pending.notify_one();
         return Ok(Vec::new());
     }
-    let accepted = write(shared, member, &mut place, None).await?;
+    let accepted = write(shared, member, &mut progress, None).await?;
     Ok(if accepted { Vec::new() } else { REFUSED.to_vec() })
 }
 
 /// Writes what was gathered.
 pub(super) async fn flush(shared: &Shared, member: &Member) -> Result<()> {
-    let mut place = shared.place.lock().await;
-    if place.epoch.is_none() || place.fenced || place.is_settling() || !shared.life().begun {
+    let mut progress = shared.progress.lock().await;
+    if progress.epoch.is_none() || progress.fenced || progress.is_settling() || !shared.life().begun {
         return Ok(());
     }
-    let position = shared.feed().position(place.to);
-    if place.to > place.stored || !place.delivered.is_empty() || position.lsn > place.stored_lsn {
-        write(shared, member, &mut place, None).await?;
+    let position = shared.feed().position(progress.to);
+    if progress.to > progress.stored || !progress.delivered.is_empty() || position.lsn > progress.stored_lsn {
+        write(shared, member, &mut progress, None).await?;
     }
     Ok(())
 }
@@ -205,20 +205,20 @@ pub(super) async fn keep(shared: Arc<Shared>, member: Member) {
             () = tokio::time::sleep(IDLE.1) => {}
         }
         let written = async {
-            let mut place = shared.place.lock().await;
-            if place.epoch.is_none() || place.fenced || place.is_settling() || !shared.life().begun {
+            let mut progress = shared.progress.lock().await;
+            if progress.epoch.is_none() || progress.fenced || progress.is_settling() || !shared.life().begun {
                 return Ok(true);
             }
-            let position = shared.feed().position(place.to);
+            let position = shared.feed().position(progress.to);
             // Right after the snapshot the first position is stored, whatever it is.
-            let first = place.stored_lsn == Lsn(0) && position.lsn > Lsn(0);
-            let moved = place.to > place.stored || !place.delivered.is_empty();
+            let first = progress.stored_lsn == Lsn(0) && position.lsn > Lsn(0);
+            let moved = progress.to > progress.stored || !progress.delivered.is_empty();
             if moved || first {
-                return write(&shared, &member, &mut place, None).await;
+                return write(&shared, &member, &mut progress, None).await;
             }
-            if place.is_idle_due(position) {
-                let accepted = write(&shared, &member, &mut place, None).await?;
-                place.own_end = super::current_lsn(&shared.outbox).await?;
+            if progress.is_idle_due(position) {
+                let accepted = write(&shared, &member, &mut progress, None).await?;
+                progress.own_end = super::current_lsn(&shared.outbox).await?;
                 return Ok(accepted);
             }
             Ok(true)
@@ -244,20 +244,21 @@ pub(super) async fn keep(shared: Arc<Shared>, member: Member) {
 async fn write(
     shared: &Shared,
     member: &Member,
-    place: &mut Place,
+    progress: &mut Progress,
     settle: Option<(Step, &Changes)>,
 ) -> Result<bool> {
     let c = shared.columns()?;
     let (step, changes) = settle.map_or((None, None), |(step, changes)| (Some(step), Some(changes)));
-    let to = step.as_ref().map_or(place.to, |step| step.to);
+    let to = step.as_ref().map_or(progress.to, |step| step.to);
     let more = step.as_ref().map_or(&[][..], |step| &step.delivered);
-    let delivered: Vec<String> = place.delivered.iter().chain(more).cloned().collect();
+    let delivered: Vec<String> = progress.delivered.iter().chain(more).cloned().collect();
     let (mut park, mut dead) = (Vec::new(), Vec::new());
     let (position, caught_up) = {
         let feed = shared.feed();
         for one in changes.map_or(&[][..], |changes| &changes.park) {
-            let (row, identity) = parked(shared, feed.get(one.seq))
-                .ok_or_else(|| Error::retryable(Code::MOVED, "the reader was moved; continuing at its new position"))?;
+            let (row, identity) = parked(shared, feed.get(one.seq)).ok_or_else(|| {
+                Error::retryable(Code::MOVED, "the reader was moved; continuing at its new position")
+            })?;
             let fate = match &one.fate {
                 Fate::Dead { error } => Some((error, false)),
                 Fate::Unknown { error } => Some((error, true)),
@@ -271,12 +272,12 @@ async fn write(
         (feed.position(to), feed.last() <= to && !feed.is_open())
     };
     let write = Write {
-        epoch: place.epoch.unwrap_or_default(),
-        from: place.stored,
-        is_uncertain: place.tried.is_some(),
+        epoch: progress.epoch.unwrap_or_default(),
+        from: progress.stored,
+        is_uncertain: progress.tried.is_some(),
         to,
         position,
-        stored_lsn: place.stored_lsn,
+        stored_lsn: progress.stored_lsn,
         caught_up,
         park,
         parked: changes.map_or(Vec::new(), |changes| changes.parked.iter().collect()),
@@ -286,16 +287,16 @@ async fn write(
         contents: shared.contents()?,
     };
     if !delivered.is_empty() || !write.dead.is_empty() {
-        let transactions = shared.feed().transactions(place.stored, to);
+        let transactions = shared.feed().transactions(progress.stored, to);
         wait_for(shared, transactions).await?;
     }
-    place.tried = place.tried.max(Some(to));
+    progress.tried = progress.tried.max(Some(to));
     let written = state::write(&shared.outbox, c, shared.marks(), member, &write).await?;
-    place.written_at = Instant::now();
+    progress.written_at = Instant::now();
     match written {
         Written::Stored => {}
         Written::Fenced => {
-            place.fenced = true;
+            progress.fenced = true;
             shared.arrived.notify_one();
             return Ok(false);
         }
@@ -310,12 +311,12 @@ async fn write(
         }
     }
     if let Some(step) = step {
-        place.pass(step);
+        progress.pass(step);
     }
-    place.tried = None;
-    place.delivered.clear();
-    place.stored = to;
-    place.stored_lsn = place.stored_lsn.max(position.lsn);
+    progress.tried = None;
+    progress.delivered.clear();
+    progress.stored = to;
+    progress.stored_lsn = progress.stored_lsn.max(position.lsn);
     shared.feed().settle(to, position);
     shared.room.notify_waiters();
     if position.lsn > *shared.acked.borrow() {

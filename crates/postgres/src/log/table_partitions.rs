@@ -1,9 +1,9 @@
-//! Partitions of the log's table, made ahead of what is published.
+//! Partitions of the log's table, created before they are needed.
 //!
-//! A partition holds about a day's events, so that retention can drop it whole. It is made as a table of its own
-//! and attached, which does not wait for writers; the DEFAULT partition is a net for what comes before it is
-//! there. Every statement here has a `lock_timeout` and is tried again: DDL that waits for an open writer would
-//! make everyone behind it wait as well.
+//! A table partition holds about a day's events, so that retention can drop it whole. It is created as a separate table
+//! and then attached, which does not wait for writers. The DEFAULT partition takes the events that arrive before their
+//! partition exists. Every statement here has a `lock_timeout` and is retried: DDL that waits for an open writer would make
+//! every later statement wait as well.
 
 use std::time::Duration;
 
@@ -39,8 +39,8 @@ pub(super) struct Leaf {
 }
 
 impl PgOutbox {
-    /// Makes partitions of a log ahead of what is published, and analyses the table when it has. Relays that
-    /// follow the log do it by themselves. Returns how many were made.
+    /// Creates table partitions of a log before events need them, and analyses the table if it has created any. Relays
+    /// that follow the log do this by themselves. Returns how many were created.
     pub async fn make_partitions(&self) -> Result<u64> {
         if self.spec.status.is_some() || self.options.spec.is_some() {
             return Ok(0);
