@@ -113,7 +113,7 @@ impl Script<'_> {
     }
 }
 
-/// Our own words need no quotes; what somebody else has named may be anything.
+/// airtight's own names need no quotes; other names may be anything.
 fn readable(name: &str) -> String {
     const WORDS: [&str; 20] = [
         "airtight",

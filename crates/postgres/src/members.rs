@@ -60,7 +60,7 @@ impl Members for Followers {
     }
 }
 
-/// One at a time in a group: whoever changes who owns what. A transaction's lock, so that it works behind a
+/// Only one relay of a group changes ownership at a time. This is a transaction's lock, so that it works behind a
 /// pooler and ends with the transaction, however that ends.
 pub(crate) async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) -> Result<()> {
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('airtight relays ' || $1, 0))")
@@ -79,7 +79,7 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
     // A relay that is not counted below must not come back with its next heartbeat: it is evicted, which waits
     // for a claim that it has under way. Relays of one's own group are left to `take`, which gives away what
     // they owned.
-    // Without order nobody takes anything, so those of long ago are forgotten here.
+    // Without order no relay takes partitions, so rows of relays that ended long ago are removed here.
     let evict = format!(
         "DELETE FROM {} WHERE outbox = $1 AND expires_at < now() \
          AND (grp <> $2 OR expires_at < now() - interval '1 day')",

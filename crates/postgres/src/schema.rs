@@ -311,7 +311,7 @@ impl PgOutbox {
             for statement in statements(text) {
                 let filled = names.fill(statement.text);
                 let lacks = there.lacks(&statement, names);
-                // Beside writers, who would wait for it otherwise. Not over the partitions of a log, where it cannot be.
+                // Concurrently, because writers would wait for it otherwise. Not on the partitioned table of a log, where this is not possible.
                 let beside = |table: &str| {
                     let over_partitions = there.partitioned && table == "{outbox}";
                     !over_partitions && !made.contains(&names.plain(table))
@@ -382,7 +382,7 @@ impl PgOutbox {
     }
 }
 
-/// Up to where events may have been removed, when nobody has kept it: before the oldest that is there.
+/// Up to where events may have been removed, if the floor is not stored: before the oldest event that exists.
 const FLOOR: &str = "INSERT INTO {schema}.log (outbox, floor) SELECT {literal:outbox}, coalesce((SELECT min(seq) - 1 FROM {outbox}), \
      (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {sequence})) ON CONFLICT DO NOTHING";
 
@@ -475,7 +475,7 @@ impl PgOutbox {
 }
 
 impl Scope {
-    /// A foreign table needs airtight's own tables, but no outbox beside it.
+    /// A foreign table needs airtight's own tables, but no second outbox.
     fn concerns(self, options: &PgOptions) -> bool {
         match self {
             Self::Schema => true,

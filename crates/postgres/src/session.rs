@@ -130,7 +130,7 @@ impl Watchdog {
         may_tell(&self.refused)
     }
 
-    /// Those that nobody uses came the same way, and would each have to be waited for.
+    /// Idle connections took the same path, and each would have to be waited for.
     fn drop_idle(&self) {
         while let Some(idle) = self.pool.try_acquire() {
             drop(idle.detach());
@@ -354,7 +354,7 @@ impl<'c> Executor<'c> for &'c mut Session<'_> {
     }
 }
 
-/// Whether the statement has ended with this error, and the connection can go on.
+/// Whether the statement has ended with this error, and the connection can still be used.
 fn is_over(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Database(_))
 }

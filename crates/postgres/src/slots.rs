@@ -6,20 +6,20 @@
 
 use airtight_core::{Code, Error, Result, group::Member};
 
-/// Into how many slots keys are hashed. A partition is a set of slots, so there are at most as many.
+/// The number of key slots. A partition is a set of key slots, so there are at most as many partitions.
 pub(crate) const KEY_SLOTS: u16 = 64;
 
-/// The slot of a key, which must not be NULL.
+/// The key slot of a key, which must not be NULL.
 pub(crate) fn slot_of(key: &str) -> String {
     format!("(hashtextextended({key}, 0) & {})::smallint", KEY_SLOTS - 1)
 }
 
-/// The partition of a slot, of so many.
+/// The partition of a key slot, of so many partitions.
 pub(crate) fn partition_of(slot: &str, partitions: u16) -> String {
     if partitions <= 1 { "0::smallint".into() } else { format!("({slot} % {partitions})::smallint") }
 }
 
-/// Refuses more partitions than there are slots.
+/// Refuses more partitions than there are key slots.
 pub(crate) fn check(member: &Member) -> Result<()> {
     if member.partitions <= KEY_SLOTS {
         return Ok(());

@@ -260,7 +260,7 @@ impl PgOutbox {
                 .map_err(doing("reading the event"))?;
         }
         let Some(state) = state else { return Ok(Acted::NotFound) };
-        // A word that nobody knows waits for a person, like a dead one, and so does none.
+        // An event with an unknown status word waits for a person, like a dead one, and so does an event without a word.
         let state = state.and_then(|word| State::parse(&word)).unwrap_or(State::Dead);
         if !state.can_retry() {
             return Ok(Acted::Refused(state));

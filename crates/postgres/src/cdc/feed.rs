@@ -21,7 +21,7 @@ use super::{Lsn, pgoutput::Tuple, row::Mapping};
 /// What an event costs here besides its bytes.
 const OVERHEAD: usize = 128;
 
-/// A place between two transactions.
+/// A position between two transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Boundary {
     /// The event before it.
@@ -91,7 +91,7 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// Begins anew: everything up to `settled` is settled, and the stream is read from `base`.
+    /// Starts over: everything up to `settled` is settled, and the stream is read from `base`.
     pub(crate) fn reset(&mut self, base: Boundary, settled: i64) {
         *self = Self { first: settled + 1, base, counted: base.seq, ..Self::default() };
     }
@@ -118,7 +118,7 @@ impl Feed {
         self.first + i64::try_from(self.rows.len()).unwrap_or(i64::MAX) - 1
     }
 
-    /// The newest place up to which everything was read.
+    /// The newest position up to which everything was read.
     pub(crate) fn received(&self) -> Boundary {
         self.boundaries.back().copied().unwrap_or(self.base)
     }
@@ -221,7 +221,7 @@ impl Feed {
             self.bytes -= raw.size();
             self.first += 1;
         }
-        // Emptied, it may be behind: what was settled by somebody else was never here.
+        // Emptied, it may be behind: what another relay has settled was never here.
         self.first = self.first.max(settled + 1);
         while self.boundaries.front().is_some_and(|boundary| boundary.lsn <= stored.lsn) {
             self.boundaries.pop_front();

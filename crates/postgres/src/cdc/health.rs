@@ -60,7 +60,7 @@ impl Session {
                 {
                     return error;
                 }
-                // Whoever needs that connection says so.
+                // The code that needs that connection reports the error.
                 Err(error) => {
                     tracing::debug!(slot = self.name(), %error, "could not check the publication");
                 }
@@ -81,8 +81,8 @@ impl Session {
         }
     }
 
-    /// Refuses a stream that has said nothing for a while, though asked, if the server has nothing else to do. One that
-    /// decodes a large transaction says nothing, either, and must not be made to begin anew.
+    /// Refuses a stream that has sent nothing for a while, although the server was asked, if the server has nothing else to do.
+    /// A server that decodes a large transaction sends nothing, either, and must not be made to start over.
     async fn refuse_mute(&self, pid: i32) -> Result<()> {
         let silence = self.silence();
         if silence < MUTE {
@@ -107,7 +107,7 @@ impl Session {
         ))
     }
 
-    /// Waits for the answer to a statement for as long as the server is at it.
+    /// Waits for the answer to a statement for as long as the server works on it.
     pub(super) async fn patiently<T>(
         &self,
         pid: i32,

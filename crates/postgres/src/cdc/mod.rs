@@ -153,7 +153,7 @@ struct Shared {
     look: Notify,
     /// What is stored, and may be acknowledged.
     acked: watch::Sender<Lsn>,
-    /// Numbers are to be given anew: nothing is read until the partition was taken up again.
+    /// Numbers must be assigned again: nothing is read until the partition is taken again.
     renew: AtomicBool,
     /// How many sessions in a row have ended before they had the stream.
     failures: AtomicU32,
@@ -263,7 +263,7 @@ impl Shared {
 
     /// Starts over where a server that was set back to an earlier state stands: a snapshot of its disk was restored under
     /// this relay. Its timeline is the same, but it has neither what was read last nor the position that was stored last.
-    /// It would skip everything that commits before the place where this relay would go on.
+    /// It would skip everything that commits before the position at which this relay would continue.
     fn refuse_set_back(&self, server: &Server, stored: &Stored) -> Result<()> {
         let (received, acked) = (self.feed().received().lsn, *self.acked.borrow());
         let is_behind = stored.phase == Phase::Streaming && stored.lsn.unwrap_or_default() < acked;
@@ -395,7 +395,7 @@ impl PgCdc {
         let session = Session::new(shared.clone(), member.clone(), epoch);
         let reading = tokio::spawn(async move {
             let error = session.run().await;
-            // Whoever asks next waits for so long, so that a wrong password is not tried several times a second.
+            // The next call waits for so long, so that a wrong password is not tried several times a second.
             let failures = shared.failures.fetch_add(1, Ordering::AcqRel) + 1;
             shared.life().ended = Some(error.with_retry_after(AGAIN.after(failures)));
             shared.arrived.notify_one();
@@ -404,7 +404,7 @@ impl PgCdc {
         *running = Some(Running { tasks: [reading, keeping] });
     }
 
-    /// Ends the session; what was read and not settled is forgotten, for it may become somebody else's.
+    /// Ends the session. What was read and not settled is dropped, because another relay may deliver it.
     fn stop(&self) {
         *self.running() = None;
         let timeline = self.shared.life().timeline.take();
@@ -422,7 +422,7 @@ impl LogStore for PgCdc {
         GroupKind::Cdc
     }
 
-    /// Ends the session where somebody else reads.
+    /// Ends the session if another relay reads.
     fn renewed(&self, member: &Member, pulse: &Pulse) {
         if !pulse.alive || pulse.owners.get(&0).is_some_and(|owner| *owner != member.id) {
             self.stop();
@@ -501,7 +501,7 @@ impl LogStore for PgCdc {
         }
         self.stop();
         if begun {
-            // Taken anew: whatever was read under the old epoch has ended.
+            // Taken again: everything that was read under the old epoch has ended.
             standings = state::positions(&shared.outbox, shared.columns()?, member, true).await?;
         }
         *progress = standings.first().map_or_else(Progress::default, Progress::new);

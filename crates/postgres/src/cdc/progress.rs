@@ -44,7 +44,7 @@ const VISIBLE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_
 const AGAIN: Backoff =
     Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
 
-/// Where a reader is.
+/// How far a reader is.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// None while the reader is not ours.
@@ -62,7 +62,7 @@ pub(super) struct Progress {
     /// Events beyond `to` that were parked: they are not delivered when it passes them.
     parked: HashSet<i64>,
     written_at: Instant,
-    /// A write was refused: somebody else has the reader.
+    /// A write was refused: another relay has the reader.
     fenced: bool,
 }
 

@@ -95,7 +95,7 @@ pub(super) struct Reader<'a> {
     pub(super) open: String,
 }
 
-/// What is stored and what there is.
+/// The stored contents of the publication, and the current ones.
 struct PublicationState {
     stored: Option<Contents>,
     found: Option<Contents>,
@@ -177,7 +177,7 @@ impl Reader<'_> {
         let failed = doing("looking up the table that was read before");
         let spec = &self.columns.spec;
         let mut conn = self.outbox.acquire().await?;
-        // Numbers are given anew: those of the old table may be taken in the new one.
+        // Numbers are assigned again: those of the old table may be used in the new one.
         let found: Option<(String, Option<String>)> = sqlx::query_as(
             "SELECT format('%I.%I', n.nspname, o.relname), (SELECT string_agg(format('%I', a.attname), ', ' ORDER BY a.attnum) \
                FROM pg_attribute a JOIN pg_attribute b ON b.attname = a.attname WHERE a.attrelid = o.oid AND a.attnum > 0 \
@@ -208,7 +208,7 @@ impl Reader<'_> {
         Ok(any.then(|| format!("INSERT INTO {new} ({columns}) SELECT {columns} {rows}")))
     }
 
-    /// The same for a first start, beside a slot that somebody else has made: what was committed before the publication had
+    /// The same for a first start, with a slot that exists already: what was committed before the publication had
     /// the table cannot be read from it.
     pub(super) async fn verify_given(&self, stored: &Stored) -> Result<()> {
         match check(self.outbox, self.columns, self.publication).await? {
@@ -293,7 +293,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Makes the publication if it is not there, or refuses one that would leave something out. Returns whether it was made.
+    /// Creates the publication if it does not exist, or refuses one that would leave something out. Returns whether it was created.
     pub(super) async fn ensure(&self) -> Result<bool> {
         match check(self.outbox, self.columns, self.publication).await? {
             Publication::Fits => Ok(false),
@@ -323,7 +323,7 @@ impl Reader<'_> {
         Ok(true)
     }
 
-    /// Takes back what [`Reader::ensure`] has made: the start was refused all the same.
+    /// Drops what [`Reader::ensure`] has created, because the start was refused later.
     pub(super) async fn take_back(&self) {
         let sql = PgOutbox::drop_publication(self.publication);
         if let Err(error) = self.run(&sql, "dropping the publication").await {
@@ -445,7 +445,7 @@ pub(crate) async fn check(outbox: &PgOutbox, c: &EventColumns, name: &str) -> Re
     }
     let Some(publishes_inserts) = flag("pubinsert")? else { return Ok(Publication::Missing) };
     if !publishes_inserts {
-        // What it publishes beside them is somebody's.
+        // Another program may need what it publishes besides.
         let publishes: String = row.try_get("publishes").map_err(&failed)?;
         return unfit(
             Code::BAD_PUBLICATION,

@@ -21,7 +21,7 @@ use super::{
     values::{self, Zone, oid},
 };
 
-/// What does not depend on the row.
+/// The options that are the same for all rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowOptions {
     /// The largest payload to carry.

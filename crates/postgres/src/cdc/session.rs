@@ -29,7 +29,7 @@ use crate::error::{doing, sqlstate};
 /// How often the server is told how far we are, and asked how far it is.
 const STATUS: Duration = Duration::from_secs(1);
 
-/// Without a word for so long, though asked, the server is taken for gone.
+/// If the server sends nothing for so long, although it was asked, it counts as gone.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// How long a connection of a relay that is gone may hold on to the slot.
@@ -42,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(100);
 enum RelationKind {
     /// The outbox.
     Ours(Arc<Mapping>),
-    /// The outbox, in a form that cannot be read: nothing of it may be passed over.
+    /// The outbox, in a form that cannot be read: none of its rows may be skipped.
     Unreadable(Error),
     /// Something else that the publication has.
     Other,
@@ -157,11 +157,11 @@ impl Session {
         Err(error)
     }
 
-    /// What is stored and what the slot is, whenever a session begins: somebody may have made the slot anew since the
+    /// What is stored and what the slot is, whenever a session begins: the slot may have been recreated since the
     /// last one, and the server would begin without a word where that one stands.
     async fn look(&self, server: &Server) -> Result<(Stored, Option<Slot>)> {
         let (outbox, c) = (&self.shared.outbox, self.shared.columns()?);
-        // Whoever has the reader ends the connections of others, so it must be ours.
+        // The relay that has the reader ends the connections of others, so the reader must be ours.
         if !state::owns(outbox, c, &self.member, self.epoch).await? {
             return Err(Error::retryable(Code::FENCED, "another relay has taken over the reader"));
         }
@@ -281,7 +281,7 @@ impl Session {
         .await
         .map_err(doing("looking up the table"))?;
         conn.commit().await?;
-        // Without its number its rows could not be told from those of others, and would be passed over.
+        // Without its number, its rows could not be told from those of other tables, and would be skipped.
         if let Some(found) = found.and_then(|(oid, schema)| Some((u32::try_from(oid).ok()?, schema))) {
             return Ok(found);
         }
@@ -397,7 +397,7 @@ impl Session {
         domains: &HashMap<u32, u32>,
     ) -> Result<(u32, RelationKind)> {
         let c = self.shared.columns()?;
-        // One that was dropped since, and made anew, had the name.
+        // A table that was dropped and recreated since then had the name.
         let named = c.spec.table == relation.name && *schema == relation.schema;
         if *oid != relation.id && !named {
             return Ok((relation.id, RelationKind::Other));
@@ -430,7 +430,7 @@ fn status(received: Lsn, settled: Lsn, ask: bool) -> [u8; 34] {
     message[1..9].copy_from_slice(&received.0.to_be_bytes());
     message[9..17].copy_from_slice(&settled.0.to_be_bytes());
     message[17..25].copy_from_slice(&settled.0.to_be_bytes());
-    // The time is for nobody.
+    // The time is not used.
     message[33] = u8::from(ask);
     message
 }
@@ -462,7 +462,7 @@ fn take_in(
             return Ok(None);
         }
         Some(b'w') if frame.len() >= 25 => {}
-        // A kind that nobody knows yet is none that carries rows.
+        // A kind of message that is not known yet carries no rows.
         Some(kind) if !matches!(kind, b'k' | b'w') => return Ok(None),
         _ => return Err(short()),
     }

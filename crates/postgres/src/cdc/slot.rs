@@ -208,7 +208,7 @@ pub(super) async fn check_kind(outbox: &PgOutbox, name: &str, slot: &Slot) -> Re
     ))
 }
 
-/// From where to go on. Refuses to go on over a gap: whatever lies between what was settled and what the slot still has is
+/// The position to continue from. Refuses to continue past a gap: whatever lies between what was settled and what the slot still has is
 /// missing.
 ///
 /// After a promotion there may be one that the table can close. A standby takes over the slot's position and what was stored
@@ -230,7 +230,7 @@ pub(super) async fn check_gap(
         let advice = recovery(outbox, c, name, &known).await;
         Err(Error::permanent(code, format!("{what}. {advice}")))
     };
-    // Whoever begins anew cannot read from it, either.
+    // A reader that starts over cannot read from it, either.
     if let Some(slot) = slot.filter(|slot| slot.is_lost()) {
         let why = slot.why_lost();
         let what = format!(

@@ -32,7 +32,7 @@ use crate::{
     outbox::Conn,
 };
 
-/// What is written down of a consumer.
+/// What is stored about a consumer.
 pub(super) struct ConsumerRow {
     pub(super) name: String,
     pub(super) partitions: u16,

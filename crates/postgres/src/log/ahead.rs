@@ -27,7 +27,7 @@ pub(super) const PAGE_BYTES: usize = 4 << 20;
 pub(super) struct Ahead {
     /// What they are read by; `after` is where the next one begins.
     ask: Ask,
-    /// What is left of a page that was too large for whoever asked.
+    /// The rest of a page that was larger than requested.
     rest: Option<Page>,
     pages: mpsc::Receiver<Result<Page>>,
     _task: AbortOnDropHandle<()>,

@@ -158,7 +158,7 @@ pub(super) async fn attach(outbox: &PgOutbox, table: &LogTable, member: &Member,
     conn.commit().await
 }
 
-/// Refuses to work beside instances that read otherwise: another number of partitions, other streams or another
+/// Refuses to work next to instances that read differently: another number of partitions, other streams or another
 /// order. What one leaves out, the other would take for done.
 pub(crate) async fn refuse_other_instances(
     outbox: &PgOutbox,
@@ -402,7 +402,7 @@ pub(super) async fn consumer_state(
         return Err(behind_retention(member.consumer(), offset, floor));
     }
     let revision: i64 = row.try_get("revision").map_err(&failed)?;
-    // A value that was changed by hand is a revision of its own, for as long as ours differs.
+    // A value that an operator has changed counts as another revision, for as long as ours differs.
     let by_hand = foreign.filter(|offset| stored.is_some_and(|stored| stored != *offset));
     let watch = ConsumerState {
         paused: row.try_get("paused").map_err(&failed)?,

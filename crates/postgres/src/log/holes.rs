@@ -103,7 +103,7 @@ impl Holes {
         self.decided_to
     }
 
-    /// Whether somebody is waited for. If not, the next look notes who holds the sequence then.
+    /// Whether a transaction is waited for. If not, the next look notes who holds the sequence then.
     pub(super) fn is_watching(&self) -> bool {
         self.pending.is_some()
     }

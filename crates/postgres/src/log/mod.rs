@@ -188,7 +188,7 @@ impl PgLog {
         self.holes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps partitions made ahead for as long as this log is there.
+    /// Keeps creating table partitions in advance for as long as this log exists.
     fn start_maintenance(&self) {
         let stop = CancellationToken::new();
         if self.maintenance.set(stop.clone().drop_guard()).is_err() {
@@ -244,7 +244,7 @@ impl LogStore for PgLog {
         Ok(())
     }
 
-    /// The last settle came after the last heartbeat. Whoever starts next must know the log again.
+    /// The last settle came after the last heartbeat. The relay that starts next must recognise the log.
     async fn before_leaving(&self, member: &Member) -> Result<()> {
         if self.table.get().is_some()
             && let Some(server) = self.server()

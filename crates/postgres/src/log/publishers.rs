@@ -42,7 +42,7 @@ impl Waiting {
         due
     }
 
-    /// It goes on: for how long it had stood, if that was said.
+    /// The log continues: for how long it had waited, if a message had reported the wait.
     pub(super) fn goes_on(&mut self) -> Option<Duration> {
         let (_, since) = self.at.take()?;
         self.said.take().map(|_| since.elapsed())

@@ -111,7 +111,7 @@ async fn move_offsets(
             .await
             .map_err(&failed)?;
         if moved.rows_affected() == 0 {
-            // Somebody has changed it by hand, and that wins.
+            // An operator has changed it, and that wins.
             accepted.clear();
         }
     }

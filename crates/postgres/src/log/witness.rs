@@ -52,7 +52,7 @@ pub(super) struct Memory {
     newest: Option<Witness>,
 }
 
-/// The log as one statement saw it, beside what was noted down before.
+/// The log as one statement saw it, together with what was stored before.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) top: i64,
@@ -160,7 +160,7 @@ impl Look {
         newest.filter(|it| it.is_replaced(self.remembered_now.as_ref(), self)).map(replaced)
     }
 
-    /// Refuses to go on where the log was set back.
+    /// Refuses to continue if the log was set back.
     pub(super) fn check(&self, c: &EventColumns, consumer: &str, memory: Option<&Memory>) -> Result<()> {
         let Some(what) = self.set_back(memory) else { return Ok(()) };
         Err(Error::permanent(
@@ -200,7 +200,7 @@ pub(super) async fn watch(
     let mut conn = outbox.begin().await?;
     sqlx::raw_sql(PATIENCE).execute(conn.get()).await.map_err(doing("checking the state of the log"))?;
     let look = match look(outbox, &mut conn, table, consumer, memory.as_ref()).await {
-        // Somebody has locked the table, and nobody can publish either. The lease must not wait for him.
+        // The table is locked, so nobody can publish either. The lease must not wait for the lock.
         Err(error) if error.is(&Code::LOCKED) => return Ok(memory),
         look => look?,
     };
@@ -231,7 +231,7 @@ async fn mark(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable, consumer: &s
     Ok(())
 }
 
-/// Writes the witness down, unless somebody has moved the consumer since it was looked at.
+/// Stores the witness, unless the consumer was moved since the check.
 async fn note(
     outbox: &PgOutbox,
     conn: &mut Conn,

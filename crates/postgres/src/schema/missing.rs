@@ -109,13 +109,13 @@ impl There {
         self.has(table).then_some(if has_status { Shape::Queue } else { Shape::Log })
     }
 
-    /// What a statement would make and is not there; none where that cannot be told of it alone.
+    /// The object that a statement would create and that does not exist; none if one statement alone cannot tell.
     pub(super) fn lacks(&self, statement: &Statement<'_>, names: &Names<'_>) -> Option<Missing> {
         let of_schema = |name: &str| format!("{}.{name}", names.schema);
         let missing = |what: String, fatal: bool| Some(Missing { what, fatal });
         match &statement.makes {
             Makes::Table(name) => {
-                // Without the net a log goes on, while partitions are made ahead.
+                // Without the DEFAULT partition a log still works, while partitions are created in advance.
                 let fatal = *name != "{outbox:default}";
                 let name = names.plain(name);
                 if self.has(&name) { None } else { missing(format!("the table {}", of_schema(&name)), fatal) }
@@ -244,7 +244,7 @@ impl PgOutbox {
         .map_err(doing("reading the indexes of the partitions"))
     }
 
-    /// Makes indexes of tables that are in use, beside their writers. Returns a line for each.
+    /// Creates indexes of tables that are in use, without blocking their writers. Returns a line for each.
     pub(super) async fn make_indexes(&self, later: Vec<Later>) -> Result<Vec<String>> {
         let mut done = Vec::new();
         for Later { what, script } in later {

@@ -234,7 +234,7 @@ impl PgOutbox {
         let sequence =
             format!("{}.{}", quote(&self.options.schema), quote(&format!("{}_seq", self.options.table)));
         let table = format!("{}.{}", quote(&self.options.schema), quote(&self.options.table));
-        // A table that somebody else made may have named it otherwise.
+        // In a table that airtight did not create, it may have another name.
         format!(
             "nextval((SELECT coalesce(pg_get_serial_sequence({}, 'seq'), {}))::regclass)",
             literal(&table),

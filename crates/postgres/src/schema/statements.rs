@@ -6,7 +6,7 @@
 pub(super) struct Statement<'a> {
     pub(super) text: &'a str,
     pub(super) makes: Makes<'a>,
-    /// `CREATE OR REPLACE`: it says anew what an earlier one said.
+    /// `CREATE OR REPLACE`: it replaces what an earlier statement created.
     pub(super) replaces: bool,
 }
 
@@ -121,7 +121,7 @@ fn split(text: &str) -> Vec<&str> {
 mod tests {
     use super::*;
 
-    /// A statement that nobody knows would be believed to be there for ever.
+    /// The object of an unknown kind of statement would never be found missing.
     #[test]
     fn every_statement_of_every_migration_is_understood() {
         for (version, _, _, text) in super::super::MIGRATIONS {

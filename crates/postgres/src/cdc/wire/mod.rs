@@ -201,7 +201,7 @@ impl Wire {
         within(doing, self.ask(sql, doing)).await
     }
 
-    /// The same for however long it takes: whoever calls this looks meanwhile whether the server is at it.
+    /// The same without a time limit: the caller checks meanwhile whether the server works on it.
     pub(crate) async fn ask(&mut self, sql: &str, doing: &str) -> Result<Table> {
         frontend::query(sql, &mut self.output).map_err(broken)?;
         self.flush().await?;
@@ -328,7 +328,7 @@ impl Wire {
     }
 
     async fn flush(&mut self) -> Result<()> {
-        // A write that is dropped half way goes on with the next: `output` is what is left.
+        // A write that is dropped half way continues with the next: `output` is what is left.
         while !self.output.is_empty() {
             let written = self.transport.write(&self.output).await.map_err(lost)?;
             self.output.advance(written);

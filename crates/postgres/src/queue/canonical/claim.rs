@@ -77,7 +77,7 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     )
 }
 
-/// Pending, or claimed by nobody who still counts.
+/// Pending, or claimed by a relay that no longer counts.
 fn takeable(order: Order) -> &'static str {
     match order {
         Order::None => {

@@ -24,7 +24,7 @@ pub(super) async fn settle(
 ) -> Result<Vec<RowKey>> {
     let (me, alive) = fence(c, member.order);
     let set = written(kind);
-    // One that is only given back has not been delivered by anybody: its lost leases go on counting.
+    // An event that is only given back was not delivered: its lost leases still count.
     let lost = if kind == Kind::Released { "" } else { ", lost_leases = 0" };
     let sql = format!(
         "

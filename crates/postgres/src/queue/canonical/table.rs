@@ -46,7 +46,7 @@ impl QueueTable for Canonical {
         "NULL".into()
     }
 
-    /// A row that was finished by hand may not say when: it goes by when it was written.
+    /// A row that was finished manually may have no time for it: then the time at which it was written counts.
     fn finished(&self, column: &str) -> String {
         format!("coalesce({}, t.created_at)", self.read_time(column))
     }

@@ -43,7 +43,7 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
         Order::None => "$6::smallint[] IS NOT NULL".into(),
         Order::Key | Order::Total => format!("{slot} = ANY($6::smallint[])"),
     };
-    // Free, or held by nobody who still counts.
+    // Free, or held by a relay that no longer counts.
     let void = |row: &str| match member.order {
         Order::None => format!("({row}.claim_token IS NULL OR {row}.locked_until < now())"),
         Order::Key | Order::Total => {

@@ -183,7 +183,7 @@ fn assignments(c: &Columns, kind: Kind) -> Assignments {
         Kind::Released | Kind::Away => &c.status.new,
     };
     let word = if kind.gives_back() && c.status.new.word != c.status.retrying.word {
-        // Given back as what it was: one that had failed before goes on being a retry.
+        // Given back as what it was: an event that had failed before is still a retry.
         let failed_before = match &spec.count {
             Some(Count::Attempts(column)) => format!("coalesce({}, 0) > 1", col(column)),
             Some(Count::Retries(column)) => format!("coalesce({}, 0) > 0", col(column)),

@@ -39,7 +39,7 @@ impl QueueTable for Foreign {
         in_calendar(&self.next_retry_at())
     }
 
-    /// One whose destination is away waits without having spent an attempt.
+    /// An event whose destination is unavailable waits without having spent an attempt.
     fn waits(&self) -> String {
         format!("({} > 0 OR coalesce({} > now(), false))", self.attempts(), self.next_retry_at())
     }
