@@ -180,7 +180,7 @@ impl EventColumns {
         col(&self.spec.identity)
     }
 
-    /// A timestamp column as `timestamptz`. A number is taken for seconds since 1970.
+    /// A timestamp column as `timestamptz`. A number counts as seconds since 1970.
     pub(crate) fn read_time(&self, column: &str) -> String {
         let value = col(column);
         if self.is_without_zone(column) {

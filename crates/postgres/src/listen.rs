@@ -16,7 +16,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// How long an answer is waited for.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// A background task with a connection of its own that turns notifications into wake-ups.
+/// A background task with its own connection, which turns notifications into wake-ups.
 #[derive(Debug)]
 pub(crate) struct Listener {
     woken: Arc<Notify>,
@@ -58,7 +58,7 @@ impl Listener {
     }
 }
 
-/// Listens for ever. A connection that breaks is replaced, and whoever waits is woken, since notifications
+/// Listens until it is dropped. A connection that breaks is replaced, and every waiting relay is woken, since notifications
 /// were missed meanwhile; a half-open one is found out by the ping after each silence.
 async fn listen(options: PgConnectOptions, channel: String, woken: Arc<Notify>) {
     let late = |_| sqlx::Error::PoolTimedOut;

@@ -146,7 +146,7 @@ pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -
     conn.commit().await
 }
 
-/// Renews the relay's own lease, and says who else is there.
+/// Renews the relay's own lease, and returns which other relays are alive.
 pub(crate) async fn heartbeat(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<Pulse> {
     let mut conn = outbox.acquire().await?;
     let pulse = pulse(outbox, &mut conn, c, member).await?;

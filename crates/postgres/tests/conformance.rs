@@ -1,5 +1,5 @@
 //! The conformance suite for sources, on the canonical table and on a foreign one without lease or retry
-//! columns, and on the table of document 4, against a real PostgreSQL; and once more through a transaction pooler.
+//! columns, and on the table of `support/transfer.rs`, against a real PostgreSQL; and once more through a transaction pooler.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
 

@@ -1,5 +1,5 @@
-//! Connections over which nothing comes any more, and nobody says so: a load balancer that failed over, a dropped NAT
-//! entry. Each wait for an answer ends, deliveries go on over new connections, and a shutdown ends in time.
+//! Connections that silently carry no data any more: a load balancer that failed over, a dropped NAT entry. Each wait for
+//! an answer ends, deliveries continue over new connections, and a shutdown ends in time.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
 

@@ -1,6 +1,6 @@
-//! The log under load and under fire: many writers who roll back and prepare, consumers that vanish, a server that
+//! The log under load and under failures: many writers that roll back and prepare, consumers that vanish, a server that
 //! crashes, handlers that are killed. Each test has a short form, which runs with the others; `AIRTIGHT_TORTURE_SECONDS`
-//! makes it as long as wanted (see CONTRIBUTING.md).
+//! sets how long it runs (see CONTRIBUTING.md).
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]
 

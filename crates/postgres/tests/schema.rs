@@ -1,4 +1,4 @@
-//! What the database itself refuses and what `migrate` makes: numbers that are taken, tables that are missing, rows
+//! What the database itself refuses and what `migrate` creates: numbers that are in use, tables that are missing, rows
 //! that no relay could deliver.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code, its helpers included")]

@@ -25,7 +25,7 @@ use crate::{
 /// A reader whose relay has said so recently has nothing before it.
 const RECENT: &str = "interval '30 s'";
 
-/// How often it is looked whether a slot is free, and for how long.
+/// How often to check whether a slot is free, and for how long.
 const RELEASED: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// How many rows are removed at once.

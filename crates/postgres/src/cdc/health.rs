@@ -24,10 +24,10 @@ const MUTE: Duration = Duration::from_secs(5);
 /// What a walsender waits for when it would answer: WAL, room in the socket, anything.
 const IDLE: [&str; 3] = ["walsendermain", "walsenderwaitforwal", "walsenderwritedata"];
 
-/// How often it is looked whether the server is still at a statement that takes its time.
+/// How often to check whether the server still works on a long statement.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long it may take to end a connection, and how often it is looked for more of them.
+/// How long it may take to end a connection, and how often to look for more of them.
 const CLOSE: Duration = Duration::from_secs(1);
 const LET_GO: Duration = Duration::from_millis(500);
 

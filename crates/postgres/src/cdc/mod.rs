@@ -149,7 +149,7 @@ struct Shared {
     pending: Notify,
     /// The server is to be asked how far it is.
     ask: Notify,
-    /// The publication is to be looked at.
+    /// The publication must be checked.
     look: Notify,
     /// What is stored, and may be acknowledged.
     acked: watch::Sender<Lsn>,
@@ -232,7 +232,7 @@ impl Shared {
         self.marks.get().and_then(Option::as_deref)
     }
 
-    /// Whether some rows are not wanted, so that each must be looked at.
+    /// Whether some rows are not wanted, so that each row must be checked.
     fn is_choosy(&self) -> bool {
         !self.options.log.read.streams.is_empty() || self.outbox.spec.status.is_some()
     }

@@ -37,7 +37,7 @@ const IDLE: (u64, Duration) = (1 << 20, Duration::from_secs(1));
 /// own record of what runs is acknowledged, and that record is small.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether a commit is visible, and for how long.
+/// How often to check whether a commit is visible, and for how long.
 const VISIBLE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(30));
 
 /// Waits between tries to write in the background.

@@ -141,7 +141,7 @@ pub(super) async fn identify(wire: &mut Wire) -> Result<Server> {
     Ok(Server { system, timeline, end, promoted_at })
 }
 
-/// The place in the last line of a timeline's history: `1  0/3000148  no recovery target specified`.
+/// The position in the last line of a timeline's history: `1  0/3000148  no recovery target specified`.
 fn last_switch(history: &str) -> Option<Lsn> {
     let mut lines = history.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.next_back()?.split_whitespace().nth(1)?.parse().ok()
@@ -339,7 +339,7 @@ pub(super) async fn writers(outbox: &PgOutbox) -> Result<Vec<String>> {
     Ok(found.into_iter().chain(prepared).collect())
 }
 
-/// Makes the slot. Returns its place and the name of a snapshot of exactly that moment, which is there until the next
+/// Creates the slot. Returns its position and the name of a snapshot of exactly that moment, which exists until the next
 /// command on the connection.
 pub(super) async fn create(
     wire: &mut Wire,

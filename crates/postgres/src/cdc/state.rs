@@ -173,7 +173,7 @@ pub(super) struct Entry<'a> {
     pub(super) published: Option<String>,
 }
 
-/// A phase begins, at a place. Returns whether the reader is still the member's under this epoch.
+/// A phase begins, at a position. Returns whether the reader is still the member's under this epoch.
 pub(super) async fn enter(
     outbox: &PgOutbox,
     c: &EventColumns,
@@ -422,8 +422,8 @@ pub(super) async fn write(
     Ok(Written::Stored)
 }
 
-/// Moves the place on, fenced. A server that was set back to an earlier state has neither the position that was stored last
-/// nor WAL up to the new one: the place is no longer ours there, either. What is acknowledged to the server must survive a crash, whatever
+/// Moves the position forward, fenced. A server that was set back to an earlier state has neither the position that was stored last
+/// nor WAL up to the new one: the position is no longer ours there, either. What is acknowledged to the server must survive a crash, whatever
 /// `synchronous_commit` says.
 async fn advance(
     outbox: &PgOutbox,

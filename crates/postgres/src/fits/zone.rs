@@ -19,7 +19,7 @@ use crate::{
 /// Clocks of hosts may differ by this; zones differ by more.
 const TOLERANCE_SECONDS: f64 = 300.0;
 
-/// How many of the newest rows are looked at.
+/// How many of the newest rows are checked.
 const NEWEST: u32 = 100;
 
 /// A zone that the server does not know.

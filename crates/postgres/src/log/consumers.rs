@@ -235,7 +235,7 @@ pub(super) async fn foreign_offset(
     found.ok_or_else(|| failed(sqlx::Error::RowNotFound))
 }
 
-/// The same, if it is there.
+/// The same, if it exists.
 pub(super) async fn find_foreign_offset(
     outbox: &PgOutbox,
     conn: &mut Conn,

@@ -114,7 +114,7 @@ impl PgOutbox {
         }
         let size = (rate as i64).clamp(SMALLEST, LARGEST);
         let in_net = net_end(self, &mut conn, &table, &leaves).await?;
-        // Where the net catches events already, more come before the partition is there: it begins well behind
+        // If the DEFAULT partition has events already, more arrive before the partition exists: it begins well behind
         // them, or it would never be let in.
         let from = if in_net.max(last) > end {
             in_net.max(last) + ROOM.max((rate / MINUTES_OF_A_DAY) as i64)

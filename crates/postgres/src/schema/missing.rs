@@ -93,12 +93,12 @@ impl There {
         Ok(there)
     }
 
-    /// Whether a relation of that name is there; an index that cannot be used is not.
+    /// Whether a relation of that name exists; an index that cannot be used does not count.
     pub(super) fn has(&self, name: &str) -> bool {
         self.relations.get(name).copied().unwrap_or(false)
     }
 
-    /// Whether an index is there that cannot be used.
+    /// Whether an index exists that cannot be used.
     pub(super) fn is_broken(&self, name: &str) -> bool {
         self.relations.get(name) == Some(&false)
     }

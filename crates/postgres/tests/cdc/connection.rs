@@ -1,4 +1,4 @@
-//! Getting in, and staying in.
+//! Connecting for replication, and staying connected.
 
 use std::{process::Command, time::Duration};
 

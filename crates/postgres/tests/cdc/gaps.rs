@@ -1,4 +1,4 @@
-//! What the slot no longer has is said, not skipped.
+//! What the slot no longer has is reported, not skipped.
 
 use airtight_core::Error;
 use airtight_testkit::{postgres_server::PrivateServer, wait::eventually};

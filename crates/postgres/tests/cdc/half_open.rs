@@ -1,4 +1,4 @@
-//! Connections that stay open and say nothing any more are given up, and deliveries go on.
+//! Connections that stay open but carry no data any more are given up, and deliveries continue.
 
 use std::time::{Duration, Instant};
 

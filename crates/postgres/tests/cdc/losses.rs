@@ -1,4 +1,4 @@
-//! Nothing that was committed is missing, nothing that was not is there, and keys keep their order.
+//! Every committed event arrives, no other event does, and keys keep their order.
 
 use std::{
     collections::{BTreeSet, HashMap},

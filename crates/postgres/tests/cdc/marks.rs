@@ -1,4 +1,4 @@
-//! What the table's own status says, and going from one way of reading to another.
+//! The status column of the table, and changes from one way of reading to another.
 
 use airtight_core::{
     Code, Error, Relay,

@@ -1,4 +1,4 @@
-//! What is acknowledged, and what is stored of it.
+//! Which position is acknowledged, and which is stored.
 
 use std::time::Duration;
 

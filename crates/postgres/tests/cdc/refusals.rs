@@ -1,4 +1,4 @@
-//! What cannot be read is refused at the start, with the statement that mends it.
+//! A server, slot or table that cannot be read is refused at the start, with the statement that fixes it.
 
 use airtight_core::{Error, admin::Admin};
 use airtight_postgres::{PgOptions, PgOutbox};

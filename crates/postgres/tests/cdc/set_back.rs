@@ -1,4 +1,4 @@
-//! A server that is set back to an earlier state under a running relay, as by a snapshot of its disk that is restored: the
+//! A server that is set back to an earlier state under a running relay, as when a snapshot of its disk is restored: the
 //! same system and timeline, but an older WAL, an older position, and the relay's own row as it was. What commits
 //! afterwards is delivered.
 //!

@@ -1,4 +1,4 @@
-//! What is written about events, when the writing itself goes wrong.
+//! What is stored about events when the writes themselves fail.
 
 use std::time::{Duration, Instant};
 

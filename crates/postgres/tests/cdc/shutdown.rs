@@ -1,4 +1,4 @@
-//! A reader keeps no server from shutting down, and loses nothing by it.
+//! A reader does not prevent a server from shutting down, and loses no events when it does.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Two relays on one slot: one streams, the other is there when it is needed.
+//! Two relays on one slot: one streams, and the other takes over when it is needed.
 
 use std::{
     sync::{Arc, Condvar, Mutex},

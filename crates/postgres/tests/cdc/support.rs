@@ -1,4 +1,4 @@
-//! An outbox in a database of its own, and relays that follow it through the WAL.
+//! An outbox in its own database, and relays that follow it through the WAL.
 
 use std::{
     sync::{Arc, Mutex},

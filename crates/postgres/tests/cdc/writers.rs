@@ -1,4 +1,4 @@
-//! Writers of every kind, each the only one of its keys, who know what they have committed.
+//! Writers of every kind. Each is the only writer of its keys, and knows what it has committed.
 
 use std::sync::{
     Arc,

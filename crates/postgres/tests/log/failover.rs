@@ -1,4 +1,4 @@
-//! A server that came back without its last events.
+//! A server that comes back without its last events.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Instances of a consumer that come late: back from an eviction, past their lease, behind their consumer's removal.
+//! Instances of a consumer that come back too late: after an eviction, after their lease, after the consumer was removed.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A log of somebody else's, with offsets of its own.
+//! A log of another program, which keeps its own offsets.
 
 use std::time::Duration;
 

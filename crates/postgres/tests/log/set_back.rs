@@ -1,5 +1,5 @@
 //! A log whose numbers are drawn again: `TRUNCATE … RESTART IDENTITY`, `setval`. A consumer that has passed a number
-//! would never see what has it now, so it stops, and what it says leads back without a loss.
+//! would never see the event that has it now, so it stops, and the remedy in its error loses nothing.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! A log in a database of its own, and readers of it.
+//! A log in its own database, and readers of it.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Keys that wait: whom they hold up, and whom not.
+//! Keys that wait: which events they hold up, and which not.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Consumers in processes of their own, so that they can be killed at whatever instruction they are: this test
-//! binary again, told by a variable what to be.
+//! Consumers in their own processes, so that they can be killed at any instruction. Each process is this test binary
+//! again; an environment variable selects its role.
 
 use std::process::{Child, Command, Stdio};
 

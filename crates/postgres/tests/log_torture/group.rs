@@ -1,4 +1,4 @@
-//! A group of instances, each in a process of its own: one is killed, one is added.
+//! A group of instances, each in its own process: one is killed, one is added.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
 //! Every committed event reaches every consumer, in strictly ascending order within each of its runs; a reader
-//! that goes by `seq > last` alone misses some of the same load.
+//! that only uses `seq > last` misses some events under the same load.
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,5 @@
-//! A sequence that is behind its table: a number that is drawn again is taken by another event. What clashes is refused,
-//! never taken for a repeated id.
+//! A sequence that is behind its table: a number that is drawn again is taken by another event. An event that
+//! clashes is refused, and never mistaken for a repeated id.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Things that somebody dropped: `check` names them, `migrate` makes them again and says what is gone.
+//! Objects that were dropped: `check` names them, and `migrate` creates them again and reports what is lost.
 
 use airtight_core::{
     Capabilities, NewEvent, Source, admin::Admin, log::LogOptions, queue::QueueOptions, table::Shape,

@@ -1,4 +1,4 @@
-//! What no relay could deliver is refused when it is written, whoever writes it.
+//! An event that no relay could deliver is refused when it is written, whichever program writes it.
 
 use airtight_core::{
     NewEvent, Relay, admin::Admin, event::MAX_PAYLOAD_BYTES, log::LogOptions, queue::QueueOptions,

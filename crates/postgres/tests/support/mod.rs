@@ -1,4 +1,4 @@
-//! Outboxes to test on: the canonical table, and one of an application that knows nothing of airtight.
+//! Outboxes to test on: the canonical table, and the table of an application that was not written for airtight.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its share")]
 

@@ -1,5 +1,5 @@
-//! The table of document 4 as it is written there: words of its own for every role, attempts counted, times
-//! without a zone, a retry time that is never NULL, no stream, no lease.
+//! The table of an application: its own word for every role, a count of attempts, times without a zone,
+//! a retry time that is never NULL, no stream, no lease.
 
 use std::sync::Arc;
 

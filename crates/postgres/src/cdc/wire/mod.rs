@@ -301,7 +301,7 @@ impl Wire {
         }
     }
 
-    /// Reads until a whole message is there.
+    /// Reads until a whole message has arrived.
     async fn fill_frame(&mut self) -> Result<()> {
         loop {
             let length = frame_length(&self.input)?;
