@@ -1,8 +1,9 @@
 //! `TableSpec`: which column of whose table means what.
 //!
-//! No query in a store names a column or a status word; all of them ask the spec. The canonical table is one
-//! spec among others, and an application's own outbox is another. What a table cannot hold (next retry time,
-//! error, lease, claim token) lives in a side table of airtight's own, keyed by the event.
+//! A statement that reads or settles rows of a mapped table names no column and no status word; it asks the spec. The
+//! canonical table has a spec, too, but PostgreSQL has statements for its queue that name the canonical columns. What
+//! a table cannot hold (next retry time, error, lease, claim token) lives in a side table of airtight's own, keyed by
+//! the event.
 
 mod roles;
 

@@ -40,13 +40,13 @@
 //! | --- | --- |
 //! | message too large for the topic, or for `max_message_bytes` | permanent, `too_large`: this event alone, found by sending suspects one by one |
 //! | invalid record or timestamp | permanent, `refused` |
-//! | a topic's name that Kafka refuses; a field that the template lacks | permanent, `bad_topic`, `missing_field` |
+//! | a topic's name that Kafka refuses; a field that the template lacks | permanent, `bad_name`, `missing_field` |
 //! | login refused; TLS fails | unavailable, `credentials`, `tls` |
-//! | no right to write with idempotence | unavailable, `rights` |
-//! | no right to write to a topic, or to create it | unavailable for this topic, `rights` |
+//! | no right to write with idempotence | unavailable, `not_permitted` |
+//! | no right to write to a topic, or to create it | unavailable for this topic, `not_permitted` |
 //! | topic missing, and neither we nor the broker may create it | unavailable for this topic, `no_topic` |
 //! | fewer replicas in sync than `min.insync.replicas`; a partition without a leader | unavailable for this topic, `too_few_replicas`, `no_leader` |
-//! | connection refused, host not found, no answer, another protocol | unavailable, `connect`, `dns`, `no_answer`, `not_kafka` |
+//! | connection refused or host not found; no answer; another protocol | unavailable, `unreachable`; `timeout`; `wrong_protocol` |
 //! | brokers that cannot be reached where the cluster says they are | unavailable, `advertised` |
 //! | nothing acknowledged for `timeout` | unavailable, as the cause |
 //! | a fatal error of the producer | none: a new producer is made, and the call goes on |

@@ -37,12 +37,12 @@
 //! | answer | class | code |
 //! | --- | --- | --- |
 //! | the stream's acknowledgement, of a repeat too | delivered | |
-//! | the subject that the template makes of this event is none, or is the server's (`$JS.…`) | permanent | `bad_subject` |
+//! | the subject that the template makes of this event is none, or is the server's (`$JS.…`) | permanent | `bad_name` |
 //! | over the server's `max_payload`, the stream's `max_msg_size`, or 64 KiB of headers | permanent | `too_large` |
 //! | this subject is full (`discard_new_per_subject`) | retryable | `subject_full` |
-//! | JetStream is busy, or refuses for a reason not known here | retryable | `busy`, `refused` |
-//! | no connection: refused, no greeting in time, no such host, TLS | unavailable | `connect` |
-//! | something else than NATS on the port | unavailable | `not_nats` |
+//! | JetStream is busy, or refuses for a reason not known here | retryable | `busy`, `server_error` |
+//! | no connection: refused, no greeting in time, no such host, TLS | unavailable | `unreachable`, for TLS `tls` |
+//! | something else than NATS on the port | unavailable | `wrong_protocol` |
 //! | the connection broke while an answer was due | unavailable | `connection_lost` |
 //! | wrong or missing credentials | unavailable | `credentials` |
 //! | no right to publish there, or to hear the answer | unavailable | `not_permitted` |
@@ -50,11 +50,11 @@
 //! | another stream than `stream` takes it | unavailable | `wrong_stream` |
 //! | something else than a stream answered | unavailable | `not_jetstream` |
 //! | the stream is full, sealed, or cannot write | unavailable | `stream_full`, `sealed` |
-//! | JetStream has no leader, no resources, or is not enabled | unavailable | `jetstream`, `no_jetstream` |
-//! | no acknowledgement within `timeout` | unavailable | `no_ack` |
+//! | JetStream has no leader, no resources, or is not enabled | unavailable | `server_error`, `no_jetstream` |
+//! | no acknowledgement within `timeout` | unavailable | `timeout` |
 //!
 //! Where the subject is a template, these are about the event's subject alone, and others go on: `not_permitted` to publish,
-//! `no_stream`, `wrong_stream`, `not_jetstream`, `stream_full`, `sealed`, and `no_ack` from a server that answers otherwise.
+//! `no_stream`, `wrong_stream`, `not_jetstream`, `stream_full`, `sealed`, and `timeout` from a server that answers otherwise.
 //!
 //! An acknowledgement that does not come is *unavailable* and not *retryable*, because its causes are the
 //! stream's: no quorum, a server that is stuck, `no_ack`. None of them should use up the attempts of events.

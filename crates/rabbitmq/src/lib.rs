@@ -51,14 +51,14 @@
 //! | not stored (`basic.nack`): a full queue with `reject-publish`, a fault of the queue | unavailable `nack` |
 //! | no exchange or queue of that name (404) | unavailable `no_exchange`, `no_queue` |
 //! | there is one with other settings (406) | unavailable `declared_differently` |
-//! | no right to it (403) | unavailable `access_refused` |
-//! | wrong user or password; no such virtual host (530) | unavailable `login`, `vhost` |
+//! | no right to it (403) | unavailable `not_permitted` |
+//! | wrong user or password; no such virtual host (530) | unavailable `credentials`, `no_vhost` |
 //! | over `max_message_size`; headers over `frame_max` | permanent `too_large` |
-//! | a routing key or exchange of more than 255 bytes; a queue to be declared as `amq.…` | permanent `bad_routing_key`, `bad_exchange`, `bad_name` |
+//! | a routing key or exchange of more than 255 bytes; a queue to be declared as `amq.…` | permanent `bad_name` |
 //! | refused for something else in it (406) | permanent `refused` |
 //! | an alarm of the broker, for memory or disk (`connection.blocked`) | unavailable `blocked` |
 //! | no confirmation in time, from a broker that is there; from one that is not | retryable, unavailable `timeout` |
-//! | nobody there, another protocol, no TLS, a lost connection | unavailable `connect`, `other_protocol`, `tls`, `connection` |
+//! | nobody there, another protocol, no TLS, a lost connection | unavailable `unreachable`, `wrong_protocol`, `tls`, `connection_lost` |
 //!
 //! Where exchange or routing key are templates, 403, 404 and 406 are about that exchange alone, and `unroutable` and `nack`
 //! about that routing key: events for others go on.

@@ -55,7 +55,7 @@
 //! | --- | --- |
 //! | the entry's id | delivered |
 //! | no connection (refused, DNS, TLS, nobody there), one that broke, no answer in time, another protocol | unavailable |
-//! | `NOAUTH`, `WRONGPASS` (`credentials`); `NOPERM` (`rights`) | unavailable |
+//! | `NOAUTH`, `WRONGPASS` (`credentials`); `NOPERM` (`not_permitted`) | unavailable |
 //! | `OOM`, `READONLY`, `LOADING`, `MISCONF`, `NOREPLICAS`, `MASTERDOWN`, `BUSY` | unavailable |
 //! | `WRONGTYPE`: the key holds something else than a stream | unavailable |
 //! | `MOVED`, `CROSSSLOT`, `CLUSTERDOWN`: a cluster | unavailable |
