@@ -492,8 +492,10 @@ impl LogStore for PgCdc {
     async fn positions(&self, member: &Member, _partitions: &[u16]) -> Result<Vec<Standing>> {
         let shared = &self.shared;
         let mut progress = shared.progress.lock().await;
-        let begun = shared.life().begun && !shared.renew.load(Ordering::Acquire);
-        let mut standings = state::positions(&shared.outbox, shared.columns()?, member, !begun).await?;
+        let renew = shared.renew.load(Ordering::Acquire);
+        let begun = shared.life().begun && !renew;
+        let (outbox, columns) = (&shared.outbox, shared.columns()?);
+        let mut standings = state::positions(outbox, columns, member, !begun, renew).await?;
         if let Some(standing) = standings.first_mut().filter(|standing| progress.is_under(standing.epoch)) {
             // Some of what is settled may not be written down yet, and has not moved for that.
             standing.offset = progress.settled();
@@ -502,7 +504,7 @@ impl LogStore for PgCdc {
         self.stop();
         if begun {
             // Taken again: everything that was read under the old epoch has ended.
-            standings = state::positions(&shared.outbox, shared.columns()?, member, true).await?;
+            standings = state::positions(outbox, columns, member, true, progress.is_fenced()).await?;
         }
         *progress = standings.first().map_or_else(Progress::default, Progress::new);
         shared.life().settled = progress.settled();

@@ -103,6 +103,11 @@ impl Progress {
         self.epoch == Some(epoch) && !self.fenced
     }
 
+    /// Whether a write was refused: another relay has the reader, or the server was set back.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
     pub(super) fn settled(&self) -> i64 {
         self.to
     }

@@ -211,13 +211,14 @@ pub(super) async fn enter(
 }
 
 /// Where the reader stands, if it is the member's. With `fresh`, no stream is under way: where the events that
-/// come next cannot have the numbers that they had (a snapshot that was interrupted; another timeline), they get
-/// new ones, beyond all that were given.
+/// come next cannot have the numbers that they had (a snapshot that was interrupted; another timeline; with `is_set_back`, a
+/// server that was set back), they get new ones, beyond all that were given, under a new epoch.
 pub(super) async fn positions(
     outbox: &PgOutbox,
     c: &EventColumns,
     member: &Member,
     fresh: bool,
+    is_set_back: bool,
 ) -> Result<Vec<Standing>> {
     let failed = doing("reading the reader's position");
     let mut conn = outbox.begin().await?;
@@ -227,7 +228,7 @@ pub(super) async fn positions(
                WHERE outbox = $1 AND name = $2), \
              top AS (SELECT greatest(p.last_seq, s.seq, (SELECT max(seq) FROM {parked} WHERE outbox = $1 AND consumer = $2)) AS seq \
                FROM s, {partition} p WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 \
-               AND (s.phase <> 'streaming' OR s.promoted)), \
+               AND (s.phase <> 'streaming' OR s.promoted OR $5)), \
              moved AS (UPDATE {partition} p SET last_seq = top.seq, epoch = p.epoch + 1 FROM top \
                WHERE p.outbox = $1 AND p.grp = $3 AND p.n = 0 AND p.owner = $4 RETURNING p.last_seq) \
              UPDATE {slot} s SET seq = moved.last_seq, timeline = {TIMELINE} FROM moved WHERE s.outbox = $1 AND s.name = $2",
@@ -241,6 +242,7 @@ pub(super) async fn positions(
             .bind(member.consumer())
             .bind(member.group.stored())
             .bind(member.id)
+            .bind(is_set_back)
             .execute(conn.get())
             .await
             .map_err(&failed)?;
