@@ -25,7 +25,7 @@ pub trait Admin: Send + Sync {
     async fn status(&self) -> Result<Status>;
 
     /// Events by filter, in seq order, oldest first unless the filter says otherwise.
-    async fn list(&self, filter: &Filter) -> Result<Vec<Row>>;
+    async fn list(&self, filter: &Filter) -> Result<Vec<EventRow>>;
 
     /// One event in full, by id (or by seq, when the text is a number).
     async fn show(&self, id: &str) -> Result<Option<Detail>>;
@@ -121,7 +121,7 @@ pub struct Filter {
 
 /// An event in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub struct EventRow {
     /// See [`Event::seq`].
     pub seq: i64,
     /// See [`Event::id`].
@@ -158,7 +158,7 @@ pub struct Row {
 #[derive(Debug, Clone)]
 pub struct Detail {
     /// What a list shows.
-    pub row: Row,
+    pub row: EventRow,
     /// The event itself; an error's text when the row cannot be one.
     pub event: std::result::Result<Event, String>,
 }

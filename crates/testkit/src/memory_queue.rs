@@ -220,8 +220,8 @@ impl MemoryStore {
     }
 }
 
-impl From<&tables::Row> for RowInfo {
-    fn from(row: &tables::Row) -> Self {
+impl From<&tables::ModelRow> for RowInfo {
+    fn from(row: &tables::ModelRow) -> Self {
         Self {
             seq: row.event.seq,
             key: row.event.aggregate_id.clone(),

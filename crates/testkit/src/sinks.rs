@@ -281,14 +281,16 @@ impl<T: SinkUnderTest> Suite<'_, T> {
 
     async fn calls_run_side_by_side(&self) -> Checked {
         let sink = self.open().await?;
-        let lanes = sink.capabilities().concurrency;
-        ensure(lanes > 0, || "capabilities().concurrency is 0: nothing could ever be delivered".into())?;
-        let keys: Vec<String> = (0..lanes.min(64)).map(|lane| format!("lane-{lane}")).collect();
-        let lanes: Vec<Vec<Delivery>> = keys.iter().map(|key| self.events(5, &[key])).collect();
-        for done in join_all(lanes.iter().map(|events| self.deliver_all(&sink, events))).await {
+        let concurrency = sink.capabilities().concurrency;
+        ensure(concurrency > 0, || {
+            "capabilities().concurrency is 0: nothing could ever be delivered".into()
+        })?;
+        let keys: Vec<String> = (0..concurrency.min(64)).map(|number| format!("key-{number}")).collect();
+        let batches: Vec<Vec<Delivery>> = keys.iter().map(|key| self.events(5, &[key])).collect();
+        for done in join_all(batches.iter().map(|events| self.deliver_all(&sink, events))).await {
             done?;
         }
-        let events = lanes.concat();
+        let events = batches.concat();
         let received = self.all_there(&events).await?;
         in_order(&events, &received)
     }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use crate::{Code, Error, Result, admin::Detail, admin::Row};
+use crate::{Code, Error, Result, admin::Detail, admin::EventRow};
 
 /// The operator's side of a log. A consumer that nobody has heard of is an error with the code
 /// `unknown_consumer`, which names those there are.
@@ -227,7 +227,7 @@ pub struct Parked {
     pub consumer: String,
     /// The event; its state is `pending`, `dead` or `unknown`.
     #[serde(flatten)]
-    pub row: Row,
+    pub row: EventRow,
 }
 
 /// How long events of a log are kept.

@@ -37,7 +37,7 @@ pub use self::{
 };
 use self::{
     plan::Plan,
-    track::{Asked, Track},
+    track::{Asked, ConsumerTracker},
 };
 use crate::{
     Backlog, Batch, Capabilities, Code, Error, Limits, Order, Position, ReadOptions, Result, Rules,
@@ -162,7 +162,7 @@ struct Inner<S> {
 struct Shared<S> {
     store: S,
     options: LogOptions,
-    track: Mutex<Track>,
+    track: Mutex<ConsumerTracker>,
     membership: Membership,
     /// One at a time changes offsets and parked events.
     settling: tokio::sync::Mutex<()>,
@@ -172,7 +172,7 @@ impl<S: LogStore> Log<S> {
     /// A log over `store`. Nothing happens before [`Source::open`].
     pub fn new(store: S, options: LogOptions) -> Self {
         let shared = Shared {
-            track: Mutex::new(Track::new(options.member(store.kind()))),
+            track: Mutex::new(ConsumerTracker::new(options.member(store.kind()))),
             store,
             options,
             membership: Membership::default(),
@@ -311,7 +311,7 @@ impl<S: LogStore> Source for Log<S> {
 }
 
 impl<S: LogStore> Shared<S> {
-    fn track(&self) -> MutexGuard<'_, Track> {
+    fn track(&self) -> MutexGuard<'_, ConsumerTracker> {
         self.track.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -537,7 +537,7 @@ impl<S: LogStore> Membered for Shared<S> {
     }
 }
 
-impl Track {
+impl ConsumerTracker {
     /// How long to wait before looking again, when nothing wakes us.
     fn wait(&mut self, at_most: Duration) -> Duration {
         self.idle = self.idle.saturating_add(1);

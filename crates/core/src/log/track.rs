@@ -100,7 +100,7 @@ pub(super) struct Asked {
     generation: u64,
 }
 
-pub(super) struct Track {
+pub(super) struct ConsumerTracker {
     pub(super) group: Group,
     pub(super) paused: bool,
     /// As it was when parked events were counted last; none if they are to be counted again.
@@ -128,7 +128,7 @@ pub(super) struct Track {
     seed: Seed,
 }
 
-impl Track {
+impl ConsumerTracker {
     pub(super) fn new(member: Member) -> Self {
         Self {
             group: Group::new(member),

@@ -71,7 +71,7 @@ pub struct Queue<S> {
 struct Shared<S> {
     store: S,
     options: QueueOptions,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// `changed` says that there may be a partition, or room for a suspect.
     membership: Membership,
     /// One at a time renews or settles: both write to rows in flight, each in its own order, and a database would have
@@ -79,7 +79,7 @@ struct Shared<S> {
     rows: tokio::sync::Mutex<()>,
 }
 
-struct State {
+struct QueueState {
     group: Group,
     in_flight: HashMap<Position, InFlight>,
     /// Partitions of the claim that is under way: its rows are not in flight yet, but may be any moment.
@@ -103,7 +103,7 @@ struct InFlight {
 impl<S: QueueStore> Queue<S> {
     /// A queue over `store`. Nothing happens before [`Source::open`].
     pub fn new(store: S, options: QueueOptions) -> Self {
-        let state = State {
+        let state = QueueState {
             group: Group::new(member(&options)),
             in_flight: HashMap::new(),
             claiming: Vec::new(),
@@ -242,7 +242,7 @@ impl<S: QueueStore> Source for Queue<S> {
 }
 
 impl<S: QueueStore> Shared<S> {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -342,7 +342,7 @@ struct Asked {
     alone: bool,
 }
 
-impl State {
+impl QueueState {
     /// What may be claimed now; nothing while a suspect is out or waits to be alone, or without a partition or
     /// a valid lease on it.
     fn ask(&mut self) -> Option<Asked> {

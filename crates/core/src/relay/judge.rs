@@ -55,7 +55,7 @@ pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<
 }
 
 /// Whether a verdict holds back the events behind it in the same lane.
-pub(super) fn holds_lane(verdict: &Verdict, rules: Rules) -> bool {
+pub(super) fn holds_key(verdict: &Verdict, rules: Rules) -> bool {
     match verdict {
         Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Released => true,
         Verdict::Dead { .. } | Verdict::Unknown { .. } => rules.block_on_dead,

@@ -12,7 +12,7 @@ mod circuit;
 mod destinations;
 mod engine;
 mod judge;
-mod lanes;
+mod key_queues;
 mod policy;
 mod stats;
 

@@ -17,7 +17,7 @@ use crate::{
     relay::{
         destinations::Gate,
         judge,
-        lanes::{Lane, Queued},
+        key_queues::{KeyHash, Queued},
         panic_message,
         stats::add,
     },
@@ -27,7 +27,7 @@ pub(super) struct Delivered {
     call: u64,
     deliveries: Vec<Delivery>,
     /// Of each of them, and their sizes.
-    lanes: Vec<(Option<Lane>, usize)>,
+    hashes_and_sizes: Vec<(Option<KeyHash>, usize)>,
     outcomes: Vec<Outcome>,
 }
 
@@ -36,12 +36,12 @@ impl Engine {
         let probing = self.circuit.is_probing();
         while self.circuit.open_until().is_none()
             && self.deliveries.len() < if probing { 1 } else { self.caps.concurrency.max(1) }
-            && self.lanes.has_ready()
+            && self.key_queues.has_ready()
         {
             let one = probing || self.rules.order == Order::Total;
             let max_events = if one { 1 } else { self.caps.max_batch_events.max(1) };
             let taken =
-                self.lanes.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
+                self.key_queues.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
             let batch = self.keep_sendable(taken);
             if batch.is_empty() {
                 continue;
@@ -60,29 +60,29 @@ impl Engine {
         if self.destinations.count() == 0 && taken.iter().all(|queued| !queued.ownership.is_lost()) {
             return taken;
         }
-        let mut stopped: Set<Lane> = Set::default();
-        let mut kept_lanes: Set<Lane> = Set::default();
+        let mut stopped: Set<KeyHash> = Set::default();
+        let mut kept_keys: Set<KeyHash> = Set::default();
         let mut kept = Vec::with_capacity(taken.len());
         for queued in taken {
-            let lane = queued.lane;
-            let is_behind = lane.is_some_and(|lane| stopped.contains(&lane));
+            let key_hash = queued.key_hash;
+            let is_behind = key_hash.is_some_and(|key_hash| stopped.contains(&key_hash));
             let verdict = if is_behind || queued.ownership.is_lost() {
                 Some(Verdict::Released)
             } else {
                 self.waits(&queued.delivery.event)
             };
             let Some(verdict) = verdict else {
-                kept_lanes.extend(lane);
+                kept_keys.extend(key_hash);
                 kept.push(queued);
                 continue;
             };
-            stopped.extend(lane);
+            stopped.extend(key_hash);
             self.shrink(1, queued.size);
-            self.push_verdict(queued.delivery.position, lane, verdict);
-            self.clear_lane(lane);
+            self.push_verdict(queued.delivery.position, key_hash, verdict);
+            self.clear_key(key_hash);
         }
-        for lane in stopped.difference(&kept_lanes) {
-            self.lanes.finish(*lane);
+        for key_hash in stopped.difference(&kept_keys) {
+            self.key_queues.finish(*key_hash);
         }
         kept
     }
@@ -100,7 +100,7 @@ impl Engine {
     }
 
     pub(super) fn on_delivered(&mut self, delivered: Delivered) {
-        let Delivered { call, deliveries, lanes, outcomes } = delivered;
+        let Delivered { call, deliveries, hashes_and_sizes, outcomes } = delivered;
         if self.delivering.remove(&call).is_none() {
             return;
         }
@@ -109,8 +109,8 @@ impl Engine {
             outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed(_) | Outcome::Unknown(_)));
         let mut outcomes = outcomes.into_iter();
         let mut away: Option<Error> = None;
-        let mut finished: Vec<Lane> = Vec::new();
-        for (delivery, (lane, size)) in deliveries.into_iter().zip(lanes) {
+        let mut finished: Vec<KeyHash> = Vec::new();
+        for (delivery, (key_hash, size)) in deliveries.into_iter().zip(hashes_and_sizes) {
             let outcome = outcomes.next().unwrap_or_else(|| {
                 Outcome::Failed(Error::retryable(Code::NO_OUTCOME, "the sink gave no outcome for this event"))
             });
@@ -140,17 +140,17 @@ impl Engine {
             }
             let verdict = judge::verdict(&delivery, outcome, waits, &self.policy);
             self.log_verdict(&delivery.event, delivery.attempt, &verdict);
-            let holds = judge::holds_lane(&verdict, self.rules);
+            let holds = judge::holds_key(&verdict, self.rules);
             self.shrink(1, size);
-            self.push_outcome(delivery.position, lane, verdict);
+            self.push_outcome(delivery.position, key_hash, verdict);
             if holds {
-                self.clear_lane(lane);
+                self.clear_key(key_hash);
             }
-            finished.extend(lane);
+            finished.extend(key_hash);
         }
-        for lane in finished {
-            if !self.ending.contains_key(&lane) {
-                self.lanes.finish(lane);
+        for key_hash in finished {
+            if !self.ending.contains_key(&key_hash) {
+                self.key_queues.finish(key_hash);
             }
         }
         if let Some(error) = away {
@@ -246,8 +246,8 @@ impl Engine {
 }
 
 async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivered {
-    let (deliveries, lanes): (Vec<Delivery>, Vec<_>) =
-        batch.into_iter().map(|queued| (queued.delivery, (queued.lane, queued.size))).unzip();
+    let (deliveries, hashes_and_sizes): (Vec<Delivery>, Vec<_>) =
+        batch.into_iter().map(|queued| (queued.delivery, (queued.key_hash, queued.size))).unzip();
     // The call is inside as well: a sink written by hand may panic before it returns its future.
     let attempt = AssertUnwindSafe(async { sink.deliver(&deliveries).await });
     let outcomes = match attempt.catch_unwind().await {
@@ -258,5 +258,5 @@ async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivere
             vec![Outcome::Failed(error); deliveries.len()]
         }
     };
-    Delivered { call, deliveries, lanes, outcomes }
+    Delivered { call, deliveries, hashes_and_sizes, outcomes }
 }

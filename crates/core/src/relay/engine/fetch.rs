@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Engine, SOURCE_BACKOFF, log_failure};
 use crate::{
     Backlog, Batch, Class, Code, Error, Limits, Result, Verdict,
-    relay::{judge, lanes::Queued, stats::add},
+    relay::{judge, key_queues::Queued, stats::add},
 };
 
 /// When a drain first says what it waits for, and how long until it says it again.
@@ -150,21 +150,21 @@ impl Engine {
                 pipeline = self.name, eventId = reject.id, code = reject.error.code(), error = %reject.error,
                 "row cannot be an event; dead"
             );
-            let lane = reject.key.as_deref().and_then(|key| self.lanes.lane(key));
-            self.push_verdict(reject.position, lane, Verdict::Dead { error: reject.error });
+            let key_hash = reject.key.as_deref().and_then(|key| self.key_queues.hash_of(key));
+            self.push_verdict(reject.position, key_hash, Verdict::Dead { error: reject.error });
         }
         let unwanted = self.stopping || self.circuit.open_until().is_some();
         for delivery in batch.deliveries {
-            let lane = self.lanes.lane(&delivery.event.aggregate_id);
-            if unwanted || lane.is_some_and(|lane| self.held.contains_key(&lane)) {
-                self.push_verdict(delivery.position, lane, Verdict::Released);
+            let key_hash = self.key_queues.hash_of(&delivery.event.aggregate_id);
+            if unwanted || key_hash.is_some_and(|key_hash| self.held.contains_key(&key_hash)) {
+                self.push_verdict(delivery.position, key_hash, Verdict::Released);
             } else if let Some(error) = judge::crashed_too_often(&delivery, &self.policy) {
                 log_failure(&self.name, &delivery.event, &error, "dead: it may crash relays");
-                self.push_verdict(delivery.position, lane, Verdict::Dead { error });
+                self.push_verdict(delivery.position, key_hash, Verdict::Dead { error });
             } else {
                 let size = delivery.event.size();
                 self.grow(1, size);
-                self.lanes.push(Queued { delivery, lane, ownership: batch.ownership.clone(), size });
+                self.key_queues.push(Queued { delivery, key_hash, ownership: batch.ownership.clone(), size });
             }
         }
     }

@@ -24,7 +24,7 @@ use super::{
     Policy, Relay, Stats,
     circuit::Circuit,
     destinations::Destinations,
-    lanes::{Lane, Lanes, Queued},
+    key_queues::{KeyHash, KeyQueues, Queued},
 };
 use crate::{
     Backoff, Capabilities, Class, Error, Position, Result, Rules, Settlement, Sink, Source, Verdict,
@@ -56,7 +56,7 @@ pub(super) struct Engine {
     /// When a drain that waits says for what.
     say_at: Option<Instant>,
 
-    lanes: Lanes,
+    key_queues: KeyQueues,
     deliveries: JoinSet<Delivered>,
     /// What is being delivered, to give it back if a shutdown cannot wait for it.
     delivering: HashMap<u64, Vec<Position>>,
@@ -83,12 +83,12 @@ pub(super) struct Engine {
     settle_failures: u32,
     /// How many verdicts the settle under way has.
     settling: usize,
-    /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
-    held: Map<Lane, Hold>,
-    /// Lanes that go on, once the source knows that an event of theirs is dead or unknown, with the number of
+    /// KeyQueues whose head failed: what a fetch brings that began before the source knew is given back.
+    held: Map<KeyHash, Hold>,
+    /// KeyQueues that go on, once the source knows that an event of theirs is dead or unknown, with the number of
     /// such verdicts on their way. A crash before that brings the event again, and if it was delivered then, it
     /// must not come after what is behind it.
-    ending: Map<Lane, usize>,
+    ending: Map<KeyHash, usize>,
 
     events: usize,
     bytes: usize,
@@ -102,7 +102,7 @@ impl Engine {
         let caps = relay.sink.capabilities();
         let rules = relay.source.rules();
         Self {
-            lanes: Lanes::new(rules.order),
+            key_queues: KeyQueues::new(rules.order),
             circuit: Circuit::new(relay.policy.circuit),
             destinations: Destinations::new(relay.policy.circuit),
             retries_until: None,
@@ -244,21 +244,21 @@ impl Engine {
     }
 
     /// Gives back what waits in a lane whose head was not delivered.
-    fn clear_lane(&mut self, lane: Option<Lane>) {
-        let Some(lane) = lane else { return };
-        let waiting = self.lanes.clear_lane(lane);
+    fn clear_key(&mut self, key_hash: Option<KeyHash>) {
+        let Some(key_hash) = key_hash else { return };
+        let waiting = self.key_queues.clear_key(key_hash);
         self.release(waiting);
     }
 
     fn release_waiting(&mut self) {
-        let waiting = self.lanes.clear();
+        let waiting = self.key_queues.clear();
         self.release(waiting);
     }
 
     fn release(&mut self, waiting: Vec<Queued>) {
         for queued in waiting {
             self.shrink(1, queued.size);
-            self.push_verdict(queued.delivery.position, queued.lane, Verdict::Released);
+            self.push_verdict(queued.delivery.position, queued.key_hash, Verdict::Released);
         }
     }
 

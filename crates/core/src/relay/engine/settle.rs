@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Engine, SOURCE_BACKOFF};
 use crate::{
     Class, Position, Result, Settlement, Source, Verdict,
-    relay::{judge, lanes::Lane, stats::add},
+    relay::{judge, key_queues::KeyHash, stats::add},
     source::Settled,
 };
 
@@ -26,9 +26,9 @@ pub(super) struct SettleDone {
 pub(super) enum Then {
     Nothing,
     /// The source holds it from now on.
-    Held(Lane),
+    Held(KeyHash),
     /// It goes on.
-    GoOn(Lane),
+    GoOn(KeyHash),
 }
 
 /// A lane whose head was not delivered. A fetch that began before the source knew may bring later events of
@@ -44,14 +44,14 @@ pub(super) struct Hold {
 
 impl Engine {
     /// Notes a verdict. `lane` is held back if the verdict says so, and until the source knows it.
-    pub(super) fn push_verdict(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+    pub(super) fn push_verdict(&mut self, position: Position, key_hash: Option<KeyHash>, verdict: Verdict) {
         if let Verdict::Retry { after, .. } = &verdict {
             self.retries_until = self.retries_until.max(Instant::now().checked_add(*after));
         }
-        let then = match lane {
-            Some(lane) if judge::holds_lane(&verdict, self.rules) => {
-                self.held.entry(lane).or_default().unsettled += 1;
-                Then::Held(lane)
+        let then = match key_hash {
+            Some(key_hash) if judge::holds_key(&verdict, self.rules) => {
+                self.held.entry(key_hash).or_default().unsettled += 1;
+                Then::Held(key_hash)
             }
             _ => Then::Nothing,
         };
@@ -60,14 +60,14 @@ impl Engine {
 
     /// The same for a verdict that ends a delivery. Only here a lane may be kept busy until the source knows:
     /// it is this delivery that made it busy.
-    pub(super) fn push_outcome(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+    pub(super) fn push_outcome(&mut self, position: Position, key_hash: Option<KeyHash>, verdict: Verdict) {
         let ends = matches!(verdict, Verdict::Dead { .. } | Verdict::Unknown { .. });
-        match lane {
-            Some(lane) if ends && !judge::holds_lane(&verdict, self.rules) => {
-                *self.ending.entry(lane).or_default() += 1;
-                self.unsettled.push((Settlement { position, verdict }, Then::GoOn(lane)));
+        match key_hash {
+            Some(key_hash) if ends && !judge::holds_key(&verdict, self.rules) => {
+                *self.ending.entry(key_hash).or_default() += 1;
+                self.unsettled.push((Settlement { position, verdict }, Then::GoOn(key_hash)));
             }
-            lane => self.push_verdict(position, lane, verdict),
+            key_hash => self.push_verdict(position, key_hash, verdict),
         }
     }
 
@@ -135,19 +135,19 @@ impl Engine {
     pub(super) fn follow(&mut self, then: Then) {
         match then {
             Then::Nothing => {}
-            Then::Held(lane) => {
-                if let Some(hold) = self.held.get_mut(&lane) {
+            Then::Held(key_hash) => {
+                if let Some(hold) = self.held.get_mut(&key_hash) {
                     hold.unsettled -= 1;
                     hold.fetches = self.fetches;
                 }
             }
-            Then::GoOn(lane) => {
-                let left = self.ending.get(&lane).map_or(0, |count| count - 1);
+            Then::GoOn(key_hash) => {
+                let left = self.ending.get(&key_hash).map_or(0, |count| count - 1);
                 if left > 0 {
-                    self.ending.insert(lane, left);
+                    self.ending.insert(key_hash, left);
                 } else {
-                    self.ending.remove(&lane);
-                    self.lanes.finish(lane);
+                    self.ending.remove(&key_hash);
+                    self.key_queues.finish(key_hash);
                 }
             }
         }
