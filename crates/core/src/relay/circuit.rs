@@ -1,4 +1,4 @@
-//! The circuit: while a sink is away as a whole, nothing is sent to it and no attempt is spent.
+//! The circuit: while a whole sink is unavailable, nothing is sent to it and no attempt is spent.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ enum CircuitState {
     Open {
         until: Instant,
     },
-    /// One event at a time is tried, until the first that is not refused as *unavailable*.
+    /// One event at a time is tried, until one is not refused as *unavailable*.
     Probing,
 }
 
@@ -28,7 +28,7 @@ impl Circuit {
         Self { state: CircuitState::Closed, failures: 0, backoff }
     }
 
-    /// Opens it, for longer each time in a row. Returns for how long; none when it was open already.
+    /// Opens the circuit, for longer after each failure in a row. Returns for how long; none if it was already open.
     pub(super) fn open(&mut self, error: &Error) -> Option<Duration> {
         if matches!(self.state, CircuitState::Open { .. }) {
             return None;
@@ -39,7 +39,7 @@ impl Circuit {
         Some(wait)
     }
 
-    /// The sink has answered. Returns whether this closed the circuit.
+    /// Records that the sink has answered. Returns whether this closed the circuit.
     pub(super) fn answered(&mut self) -> bool {
         let closed = matches!(self.state, CircuitState::Probing);
         if closed {
@@ -54,7 +54,7 @@ impl Circuit {
         self.state = CircuitState::Probing;
     }
 
-    /// Until when the sink is left alone.
+    /// Until when nothing is sent to the sink.
     pub(super) fn open_until(&self) -> Option<Instant> {
         match self.state {
             CircuitState::Open { until } => Some(until),

@@ -1,7 +1,7 @@
-//! Events that were fetched and wait to be delivered, in queues: one lane per key, or one for all, or none.
+//! Events that were fetched and wait to be delivered, in queues: one queue per key, one for all events, or none.
 //!
-//! A lane is busy while something of it is being delivered, and a busy lane gives out nothing more; that is
-//! all there is to keeping order inside one relay.
+//! A queue is busy while one of its events is being delivered, and a busy queue hands out nothing more. This alone keeps
+//! the order inside one relay.
 
 use std::{collections::VecDeque, hash::BuildHasher};
 
@@ -11,14 +11,14 @@ use crate::{
     hash::{Map, Seed},
 };
 
-/// A lane: the hash of a key. Two keys that collide share a lane, which costs a little concurrency and
-/// nothing else.
+/// The hash of a key, which identifies its queue. Two keys with the same hash share a queue; this costs a little
+/// concurrency and nothing else.
 pub(super) type KeyHash = u64;
 
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) delivery: Delivery,
-    /// Of its key; see [`KeyQueues::lane`].
+    /// The hash of its key; see [`KeyQueues::hash_of`].
     pub(super) key_hash: Option<KeyHash>,
     pub(super) ownership: Ownership,
     pub(super) size: usize,
@@ -35,9 +35,9 @@ pub(super) struct KeyQueues {
     order: Order,
     seed: Seed,
     queues: Map<KeyHash, KeyQueue>,
-    /// KeyQueues that are not busy and have something, first come first served.
+    /// Queues that are not busy and not empty, in the order in which they became ready.
     ready: VecDeque<KeyHash>,
-    /// Without order there are no queues, only this.
+    /// All events, if no order is kept: then there are no queues per key.
     free: VecDeque<Queued>,
 }
 
@@ -52,7 +52,7 @@ impl KeyQueues {
         }
     }
 
-    /// The lane of a key; none where no order is kept.
+    /// Which queue a key belongs to; none if no order is kept.
     pub(super) fn hash_of(&self, key: &str) -> Option<KeyHash> {
         match self.order {
             Order::None => None,
@@ -77,8 +77,8 @@ impl KeyQueues {
         !self.free.is_empty() || !self.ready.is_empty()
     }
 
-    /// Takes a batch within the bounds, though always at least one event, and makes its queues busy. With
-    /// `prefix` a lane may give several events at once, in order.
+    /// Takes a batch within the bounds, but always at least one event, and makes its queues busy. With `prefix`, a queue
+    /// may hand out several events at once, in order.
     pub(super) fn take(&mut self, events: usize, bytes: usize, prefix: bool) -> Vec<Queued> {
         let mut batch: Vec<Queued> = Vec::new();
         let mut size = 0;
@@ -108,7 +108,7 @@ impl KeyQueues {
         batch
     }
 
-    /// Nothing of the lane is being delivered any more.
+    /// Records that no event of the queue is being delivered any more.
     pub(super) fn finish(&mut self, key_hash: KeyHash) {
         let Some(queue) = self.queues.get_mut(&key_hash) else { return };
         if !std::mem::take(&mut queue.busy) {
@@ -121,12 +121,12 @@ impl KeyQueues {
         }
     }
 
-    /// Empties a lane of what waits in it.
+    /// Removes the waiting events of one queue.
     pub(super) fn clear_key(&mut self, key_hash: KeyHash) -> Vec<Queued> {
         self.queues.get_mut(&key_hash).map(|queue| queue.waiting.drain(..).collect()).unwrap_or_default()
     }
 
-    /// Empties everything that waits; busy queues stay busy.
+    /// Removes all waiting events; busy queues stay busy.
     pub(super) fn clear(&mut self) -> Vec<Queued> {
         self.ready.clear();
         let mut all: Vec<Queued> = self.free.drain(..).collect();

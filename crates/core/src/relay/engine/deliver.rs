@@ -1,5 +1,5 @@
-//! Delivering: batches from the lanes to the sink, what the sink said of them, the circuit that opens when it is away as
-//! a whole, and what waits while a destination of it is.
+//! Delivering: batches from the key queues to the sink, the outcomes that the sink reports, the circuit that opens when
+//! the whole sink is unavailable, and the events that wait while one destination is unavailable.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -26,7 +26,7 @@ use crate::{
 pub(super) struct Delivered {
     call: u64,
     deliveries: Vec<Delivery>,
-    /// Of each of them, and their sizes.
+    /// The key hash and the size of each delivery.
     hashes_and_sizes: Vec<(Option<KeyHash>, usize)>,
     outcomes: Vec<Outcome>,
 }
@@ -53,9 +53,9 @@ impl Engine {
         }
     }
 
-    /// Takes out events whose lease ran out before they were sent, and those whose destination is away, with all behind
-    /// them in their lane. Of the first kind somebody else delivers them: the source is told, so that it can give back what
-    /// nobody has taken yet.
+    /// Removes events whose lease ran out before they were sent, events whose destination is unavailable, and the later
+    /// events of their keys. Another relay delivers the events without a lease: the source gets the verdict *released*, so
+    /// that it can give back those that no relay has taken yet.
     fn keep_sendable(&mut self, taken: Vec<Queued>) -> Vec<Queued> {
         if self.destinations.count() == 0 && taken.iter().all(|queued| !queued.ownership.is_lost()) {
             return taken;
@@ -87,7 +87,7 @@ impl Engine {
         kept
     }
 
-    /// The verdict on an event that is not sent because its destination is away.
+    /// The verdict on an event that is not sent because its destination is unavailable.
     fn waits(&mut self, event: &Event) -> Option<Verdict> {
         match self.destinations.gate(&self.destinations_of(event)) {
             Gate::Open => None,
@@ -104,7 +104,7 @@ impl Engine {
         if self.delivering.remove(&call).is_none() {
             return;
         }
-        // A sink that finds nobody there leaves out what it has not sent, wherever that stands in the batch.
+        // A sink that is unavailable skips the events that it has not sent, wherever they are in the batch.
         let failed =
             outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed(_) | Outcome::Unknown(_)));
         let mut outcomes = outcomes.into_iter();
@@ -114,11 +114,11 @@ impl Engine {
             let outcome = outcomes.next().unwrap_or_else(|| {
                 Outcome::Failed(Error::retryable(Code::NO_OUTCOME, "the sink gave no outcome for this event"))
             });
-            // Released, it would come again at once and at no cost, for ever.
+            // If the event were released, it would be fetched again immediately, without an attempt and without end.
             let outcome = match outcome {
                 Outcome::Skipped if !failed => Outcome::Failed(Error::retryable(
                     Code::SKIPPED,
-                    "the sink skipped this event, though none had failed",
+                    "the sink skipped this event, although no event had failed",
                 )),
                 other => other,
             };
@@ -130,7 +130,7 @@ impl Engine {
                 Outcome::Skipped => {}
                 _ => {
                     if self.circuit.answered() {
-                        tracing::info!(pipeline = self.name, "the sink is back");
+                        tracing::info!(pipeline = self.name, "the sink is available again");
                         self.stats.circuit_open.store(false, Ordering::Relaxed);
                     }
                 }
@@ -158,8 +158,8 @@ impl Engine {
         }
     }
 
-    /// Takes in what an outcome says of the event's destinations. Returns how long the event is to wait, if one of them
-    /// is away.
+    /// Records what an outcome says about the event's destinations. Returns how long the event is to wait, if one of them
+    /// is unavailable.
     fn learn(&mut self, event: &Event, outcome: &Outcome) -> Option<Duration> {
         let refused = match outcome {
             Outcome::Failed(error) => error.destination().map(|name| (name, error)),
@@ -179,13 +179,13 @@ impl Engine {
             Outcome::Delivered | Outcome::Duplicate | Outcome::Committed | Outcome::Unknown(_) => false,
         };
         let (answered, untried) = match refused {
-            // Who says that a routing key has no queue has found the exchange.
+            // An error about a routing key without a queue shows that the exchange exists.
             Some((at, _)) => (&names[..at], &names[at + 1..]),
             None if is_untried => (&names[..0], &names[..]),
             None => (&names[..], &names[..0]),
         };
         for name in self.destinations.answered(answered) {
-            tracing::info!(pipeline = self.name, destination = name, "the destination is back");
+            tracing::info!(pipeline = self.name, destination = name, "the destination is available again");
         }
         self.destinations.untried(untried);
         let after = refused.map(|(at, error)| {
@@ -193,7 +193,7 @@ impl Engine {
             if let Some(wait) = refused.news {
                 tracing::warn!(
                     pipeline = self.name, destination = names[at], code = error.code(), %error,
-                    "a destination is away: its events wait and cost no attempt, all others go on; trying again in {wait:.1?}"
+                    "a destination is unavailable: its events wait and cost no attempt, all other events continue; trying again in {wait:.1?}"
                 );
             }
             refused.after
@@ -221,7 +221,7 @@ impl Engine {
 
     pub(super) fn open_circuit(&mut self, error: &Error) {
         if self.drain && error.is_lasting() {
-            tracing::error!(pipeline = self.name, code = error.code(), %error, "the sink will not come back by itself");
+            tracing::error!(pipeline = self.name, code = error.code(), %error, "the sink is unavailable, and the cause is lasting; the drain stops");
             self.stop(Some(error.clone()));
             return;
         }
@@ -248,7 +248,7 @@ impl Engine {
 async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivered {
     let (deliveries, hashes_and_sizes): (Vec<Delivery>, Vec<_>) =
         batch.into_iter().map(|queued| (queued.delivery, (queued.key_hash, queued.size))).unzip();
-    // The call is inside as well: a sink written by hand may panic before it returns its future.
+    // The call itself is inside, too: a sink that does not use `async_trait` may panic before it returns its future.
     let attempt = AssertUnwindSafe(async { sink.deliver(&deliveries).await });
     let outcomes = match attempt.catch_unwind().await {
         Ok(outcomes) => outcomes,
