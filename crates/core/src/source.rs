@@ -189,7 +189,7 @@ pub struct Settlement {
 pub struct Settled {
     /// Verdicts that took effect.
     pub applied: usize,
-    /// Verdicts that were refused because another relay owns the event now.
+    /// Verdicts that were refused because this relay no longer owns the event.
     pub fenced: usize,
 }
 

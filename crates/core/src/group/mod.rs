@@ -200,8 +200,8 @@ impl Group {
         for (peer, partitions) in self.gone(pulse) {
             tracing::warn!(
                 host = peer.host,
-                "another relay does not renew its lease, and has ended or is stalled: {} are taken over when the lease \
-                 expires, in {:.0?}",
+                "another relay has not renewed its lease, and has ended or is stalled: {} are taken over when the lease has \
+                 run out, in {:.0?}",
                 if partitions == 0 {
                     "the events that it is delivering".into()
                 } else {

@@ -45,7 +45,7 @@ counters!(
     released,
     /// Events that were put back to wait for their destination.
     waiting,
-    /// Settles that were refused because another relay owned the event by then: lost leases, not failures.
+    /// Settles that were refused because this relay no longer owned the event: lost leases, not failures.
     fenced,
     /// How often the circuit opened.
     circuit_opened,

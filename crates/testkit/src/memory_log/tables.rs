@@ -1,5 +1,5 @@
-//! The tables of the model: the log, its consumers, their parked events and relays, and what each verb does to
-//! them in one transaction. Written for reading, not for speed.
+//! The tables of the model: the log, its consumers, their parked events and relays, and what each operation does to
+//! them in one transaction. The code is written to be read, not to be fast.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

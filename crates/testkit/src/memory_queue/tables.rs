@@ -1,7 +1,7 @@
-//! The tables of the model: rows, relays, partitions, and what each verb does to them in one transaction.
+//! The tables of the model: rows, relays, partitions, and what each operation does to them in one transaction.
 //!
-//! Written for reading, not for speed: a claim walks the unfinished rows in seq order and decides row by row, as
-//! the contract in `airtight_core::queue` says it.
+//! The code is written to be read, not to be fast: a claim goes through the unfinished rows in seq order and decides row
+//! by row, as the contract in `airtight_core::queue` says.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -108,7 +108,7 @@ fn partition(member: &Member, row: &ModelRow) -> u16 {
     }
 }
 
-/// What keeps its order together: the key, or everything.
+/// The key within which order is kept; with total order, one key for all events.
 fn ordering_key(member: &Member, row: &ModelRow) -> String {
     if member.order == Order::Total { String::new() } else { row.event.aggregate_id.clone() }
 }

@@ -114,7 +114,7 @@ impl Engine {
             tracing::warn!(
                 pipeline = self.name,
                 events = settled.fenced,
-                "settles were refused: another relay owns these events now, and delivers them again"
+                "settles were refused: this relay no longer owns these events, and they are delivered again"
             );
             add(&self.stats.fenced, settled.fenced);
         }
