@@ -49,13 +49,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // Replay from the start: all three events are delivered, and only the third is new to the inbox.
     let seek = outbox.seek("billing", SeekTo::Earliest, SeekOptions::default()).await?;
-    println!("billing goes back to seq {}: {} events come again", seek.to, seek.again);
+    println!("billing goes back to seq {}: {} events are delivered again", seek.to, seek.again);
     assert_eq!(billing(&outbox).await?, 3);
     println!("revenue {}", revenue(&outbox).await?);
     assert_eq!(revenue(&outbox).await?, 2_000);
 
     for consumer in outbox.consumers().await? {
-        println!("{} stands at seq {}, {} behind", consumer.name, consumer.offset, consumer.lag_events);
+        println!("{} is at seq {}, {} behind", consumer.name, consumer.offset, consumer.lag_events);
         assert_eq!((consumer.offset, consumer.lag_events), (3, 0));
     }
     Ok(())

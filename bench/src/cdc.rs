@@ -1,5 +1,5 @@
-//! From the WAL to Kafka, beside Debezium on the same table, the same backlog and the same Kafka: how many events a
-//! second, at what cost, how soon after the start, and how long a committed event takes.
+//! From the WAL to Kafka, compared with Debezium on the same table, the same backlog and the same Kafka: how many events
+//! per second, at what cost, how soon after the start, and how long a committed event takes.
 
 use std::{
     path::Path,

@@ -1,4 +1,4 @@
-//! What a claim costs, whatever stands in the table.
+//! What a claim costs, for different contents of the table.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! airtight and Debezium on the same table: what both are told, and how each is started and ended.
+//! airtight and Debezium on the same table: their common settings, and how each is started and ended.
 //!
-//! Both are processes of their own, so that processor time and memory are theirs alone. Debezium runs with its defaults,
+//! Each is a separate process, so that processor time and memory are measured separately. Debezium runs with its defaults,
 //! on a standalone worker of Kafka Connect.
 
 use std::{

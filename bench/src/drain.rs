@@ -1,4 +1,4 @@
-//! How fast a queue drains, beside the loop that most people write first.
+//! How fast a queue drains, compared with the loop that most people write first.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use sqlx::{PgPool, Row};
 
 use crate::sample;
 
-/// Takes everything and keeps nothing.
+/// A sink that accepts every event and discards it.
 #[derive(Debug)]
 pub(crate) struct NullSink;
 
@@ -28,7 +28,7 @@ impl Sink for NullSink {
 
 pub(crate) async fn run(db: &TestDb, events: i64, baseline_seconds: u64) {
     let baseline = row_by_row(&db.pool(2).await, events, Duration::from_secs(baseline_seconds)).await;
-    println!("row by row (document 4, §4.1): {baseline:.0} events/s");
+    println!("row by row: {baseline:.0} events/s");
     let mut rates = Vec::new();
     for order in [Order::None, Order::Key] {
         let outbox = sample::outbox(db, &format!("drain_{}", order.as_str())).await;
@@ -48,7 +48,7 @@ pub(crate) async fn run(db: &TestDb, events: i64, baseline_seconds: u64) {
     );
 }
 
-/// The loop of the document on its own table: read 500, then mark each published by itself.
+/// The row-by-row loop, on its own table: read 500 rows, then mark each as published in a separate statement.
 async fn row_by_row(pool: &PgPool, events: i64, limit: Duration) -> f64 {
     sqlx::raw_sql(
         "CREATE TABLE transfer_events (event_id BIGSERIAL PRIMARY KEY, aggregate_type VARCHAR(50) NOT NULL, \
@@ -62,7 +62,7 @@ async fn row_by_row(pool: &PgPool, events: i64, limit: Duration) -> f64 {
     )
     .execute(pool)
     .await
-    .expect("the document's table");
+    .expect("the table of the loop");
     sqlx::query(
         "INSERT INTO transfer_events (aggregate_type, aggregate_id, event_type, payload) \
          SELECT 'Transfer', 'key-' || n % 1000, 'TransferCompleted', \

@@ -1,5 +1,5 @@
-//! PostgreSQL to Kafka, beside what librdkafka's own producer reaches with the same messages; and how long a committed
-//! event takes to a consumer, beside a bare producer and consumer.
+//! PostgreSQL to Kafka, compared with librdkafka's own producer and the same messages; and how long a committed event takes
+//! to reach a consumer, compared with a bare producer and consumer.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! How fast a log is followed, beside the fastest way to read the same rows: `COPY … TO STDOUT`.
+//! How fast a log is followed, compared with the fastest way to read the same rows: `COPY … TO STDOUT`.
 
 use std::{
     sync::{

@@ -1,6 +1,7 @@
-//! Benchmarks. Every figure is a ratio within one run, because machines are noisy and ratios travel.
+//! Benchmarks. Every figure is a ratio within one run, because absolute figures of different machines and runs cannot be
+//! compared.
 //!
-//! `bench/run` starts a PostgreSQL and runs all of them; `docs/performance.md` holds the figures.
+//! `bench/run` starts a PostgreSQL and runs all of them; `docs/performance.md` has the figures.
 
 mod cdc;
 mod claim;
@@ -20,7 +21,7 @@ use clap::Parser;
 /// What to measure.
 #[derive(Debug, Parser)]
 enum Bench {
-    /// Draining a PostgreSQL queue to a null sink, beside the row-by-row loop of document 4 §4.1.
+    /// Draining a PostgreSQL queue to a null sink, compared with a loop that marks each row by itself.
     Drain {
         /// How many events.
         #[arg(long, default_value_t = 200_000)]
@@ -38,7 +39,7 @@ enum Bench {
         #[arg(long, default_value_t = 40)]
         claims: usize,
     },
-    /// Following a PostgreSQL log to a null sink, beside `COPY … TO STDOUT` of the same rows.
+    /// Following a PostgreSQL log to a null sink, compared with `COPY … TO STDOUT` of the same rows.
     Log {
         /// How many events.
         #[arg(long, default_value_t = 1_000_000)]
@@ -53,13 +54,13 @@ enum Bench {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
-    /// PostgreSQL to Kafka, queue and log, beside librdkafka's own producer.
+    /// PostgreSQL to Kafka, queue and log, compared with librdkafka's own producer.
     Kafka {
         /// How many events.
         #[arg(long, default_value_t = 200_000)]
         events: i64,
     },
-    /// From commit to a consumer of Kafka, with NOTIFY on, beside a bare producer and consumer.
+    /// From commit to a consumer of Kafka, with NOTIFY on, compared with a bare producer and consumer.
     KafkaLatency {
         /// Events a second.
         #[arg(long, default_value_t = 500)]
@@ -68,7 +69,7 @@ enum Bench {
         #[arg(long, default_value_t = 20)]
         seconds: u64,
     },
-    /// From the WAL to Kafka, beside Debezium on the same backlog.
+    /// From the WAL to Kafka, compared with Debezium on the same backlog.
     Cdc {
         /// The binary.
         #[arg(long)]
@@ -83,12 +84,12 @@ enum Bench {
         #[arg(long, default_value_t = 20)]
         seconds: u64,
     },
-    /// How much WAL an idle outbox pins while others write, beside Debezium.
+    /// How much WAL an idle outbox retains while other tables are written, compared with Debezium.
     Wal {
         /// The binary.
         #[arg(long)]
         binary: std::path::PathBuf,
-        /// How much others write.
+        /// How many megabytes are written to other tables.
         #[arg(long, default_value_t = 2_048)]
         megabytes: u64,
     },

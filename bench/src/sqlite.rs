@@ -1,4 +1,4 @@
-//! The embedded default: how fast one file takes events in, and how fast it lets them go.
+//! The embedded default: how fast events are published to an SQLite file, and how fast it is drained.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! How much WAL an idle outbox pins while its neighbours write, beside Debezium with its defaults on the same server: both
-//! at once, on slots of their own, with the same connector file.
+//! How much WAL an idle outbox retains while other tables are written, compared with Debezium with its defaults on the same
+//! server: both at once, each on its own slot, with the same connector file.
 
 use std::{
     collections::VecDeque,

@@ -1,13 +1,13 @@
-//! airtight, a transactional outbox: what commits is delivered, what rolls back never existed.
+//! airtight, a transactional outbox: an event that commits is delivered, and one that rolls back never existed.
 //!
-//! This is the crate to depend on. It holds no code of its own: everything of the core is here at the top,
-//! and each backend is a module behind the feature of its name.
+//! This is the crate to depend on. It has no code of its own: the whole core is exported at the top level,
+//! and each backend is a module behind the feature of the same name.
 //!
-//! | feature | module | what it brings |
+//! | feature | module | what it adds |
 //! | --- | --- | --- |
 //! | `sqlite` (default) | `sqlite` | an outbox in an SQLite file: queue, log, inbox |
 //! | `postgres` (default) | `postgres` | an outbox in PostgreSQL, through sqlx: queue, log, inbox |
-//! | `tokio-postgres` | `postgres` | publishing, and asking the inbox, through tokio-postgres as well |
+//! | `tokio-postgres` | `postgres` | publishing, and the inbox, also through tokio-postgres |
 //! | `webhook` | `webhook` | a sink that signs and posts events over HTTP |
 //! | `debezium` (with `kafka`) | `debezium` | the format of Debezium's outbox event router, and its connectors' files |
 //! | `kafka` | `kafka` | Kafka as a sink and as a source (builds librdkafka) |
@@ -34,8 +34,8 @@ pub use airtight_sqlite as sqlite;
 #[cfg(feature = "webhook")]
 pub use airtight_webhook as webhook;
 
-/// Every Rust example of the documents, and the programs under `examples`, as doc tests: what no longer compiles
-/// fails in CI.
+/// Every Rust example of the documents, and the programs under `examples`, as doc tests: an example that no longer
+/// compiles fails in CI.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../../README.md")]

@@ -1,4 +1,4 @@
-//! What an operator may ask of a store: counts, lists, retries, retention. Used by the CLI and the dashboard.
+//! The operations of a store for an operator: counts, lists, retries, retention. Used by the CLI and the dashboard.
 
 use std::time::Duration;
 
@@ -11,26 +11,26 @@ use crate::{Event, NewEvent, Published, Result, state::State};
 /// The operator's side of a store.
 #[async_trait]
 pub trait Admin: Send + Sync {
-    /// Creates or upgrades airtight's tables. Safe when many processes call it at once; refuses a schema that
-    /// is newer than this program. Returns what it did, a line each; empty when all was there already.
+    /// Creates or upgrades airtight's tables. Many processes may call it at once. Refuses a schema that is newer than
+    /// this program. Returns what it did, one line each; empty if everything already existed.
     async fn migrate(&self) -> Result<Vec<String>>;
 
-    /// What is wrong, or would surprise; empty when all is well.
+    /// What is wrong, or might be unexpected; empty if there is nothing to report.
     async fn check(&self) -> Result<Vec<Finding>>;
 
-    /// Publishes in a transaction of its own. For tools; an application publishes in its own transaction.
+    /// Publishes in a separate transaction. For tools; an application publishes in its own transaction.
     async fn publish(&self, events: &[NewEvent]) -> Result<Vec<Published>>;
 
-    /// Counts and ages per stream, and the relays that are there.
+    /// Counts and ages per stream, and the live relays.
     async fn status(&self) -> Result<Status>;
 
     /// Events by filter, in seq order, oldest first unless the filter says otherwise.
-    async fn list(&self, filter: &Filter) -> Result<Vec<Row>>;
+    async fn list(&self, filter: &Filter) -> Result<Vec<EventRow>>;
 
     /// One event in full, by id (or by seq, when the text is a number).
     async fn show(&self, id: &str) -> Result<Option<Detail>>;
 
-    /// Makes one event due now with its attempts at zero. A done one refuses, a processing one too.
+    /// Makes one event due now, with its attempts at zero. Refused for an event that is done or processing.
     async fn retry(&self, id: &str) -> Result<Acted>;
 
     /// The same for all dead events of the filter (never unknown ones). Returns how many.
@@ -42,9 +42,9 @@ pub trait Admin: Send + Sync {
     /// The same for all dead events of the filter (never unknown ones). Returns how many.
     async fn discard_dead(&self, filter: &Filter) -> Result<u64>;
 
-    /// Deletes done events that are older than asked for, in bounded statements, and records of relays long
-    /// gone. `progress` is told the running total. An error where the table does not say when an event was
-    /// delivered: see [`TableSpec::age_column`](crate::table::TableSpec::age_column).
+    /// Deletes done events that are older than `what` says, in statements of limited size, and the records of relays that
+    /// ended long ago. It calls `progress` with the running total. Returns an error if the table does not say when an
+    /// event was delivered: see [`TableSpec::age_column`](crate::table::TableSpec::age_column).
     async fn prune(&self, what: Prune, progress: &(dyn Fn(u64) + Sync)) -> Result<Removed>;
 
     /// Keys that wait behind a failed or dead event, with how many events wait.
@@ -56,9 +56,9 @@ pub trait Admin: Send + Sync {
 pub struct Prune {
     /// Those that were delivered longer ago than this.
     pub keep: Duration,
-    /// Whether to go by when an event was written, where its table does not say when it was delivered.
+    /// Whether to use the time when an event was written, if its table does not say when it was delivered.
     pub by_creation: bool,
-    /// Whether to count only.
+    /// Whether to only count.
     pub dry_run: bool,
 }
 
@@ -78,16 +78,16 @@ pub struct Removed {
     pub column: String,
 }
 
-/// Something `check` found.
+/// A finding of `check`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Whether it keeps airtight from working, or is only worth knowing.
+    /// Whether airtight cannot work because of it; otherwise it is only information.
     pub fatal: bool,
-    /// What, and what to do about it.
+    /// What was found, and what to do about it.
     pub message: String,
 }
 
-/// What became of an operator's wish for one event.
+/// The result of an operator's request for one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acted {
     /// Done as asked.
@@ -115,13 +115,13 @@ pub struct Filter {
     pub after_seq: Option<i64>,
     /// Newest first.
     pub newest_first: bool,
-    /// At most so many; zero for a default of 50.
+    /// The most events; zero for a default of 50.
     pub limit: usize,
 }
 
 /// An event in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub struct EventRow {
     /// See [`Event::seq`].
     pub seq: i64,
     /// See [`Event::id`].
@@ -134,11 +134,11 @@ pub struct Row {
     pub aggregate_type: String,
     /// See [`Event::aggregate_id`].
     pub aggregate_id: String,
-    /// Its state, as the canonical word, or the table's own word when nobody knows what that means.
+    /// Its state, as the canonical word; or the table's own word, if the mapping does not explain it.
     pub state: String,
     /// Attempts so far.
     pub attempts: u32,
-    /// How often a relay vanished with it.
+    /// How often a relay vanished while it held this event.
     pub lost_leases: u32,
     /// When it is due again.
     #[serde(with = "time::serde::rfc3339::option")]
@@ -158,8 +158,8 @@ pub struct Row {
 #[derive(Debug, Clone)]
 pub struct Detail {
     /// What a list shows.
-    pub row: Row,
-    /// The event itself; an error's text when the row cannot be one.
+    pub row: EventRow,
+    /// The event itself; the text of an error if the row cannot be read as an event.
     pub event: std::result::Result<Event, String>,
 }
 
@@ -176,26 +176,26 @@ pub struct Status {
     pub blocked_keys: u64,
     /// The consumers of a log; a queue has none.
     pub consumers: Vec<crate::log::Consumer>,
-    /// Those that follow the outbox through the WAL.
+    /// The readers that follow the outbox through the WAL.
     pub slots: Vec<SlotStatus>,
-    /// What events wait for that are not to blame: destinations that are away, those with the most events first, at most
+    /// Destinations that are unavailable, and that events wait for: those with the most events first, at most
     /// [`AWAY_SHOWN`] of them.
     pub away: Vec<AwayStatus>,
 }
 
-/// How many destinations a status names.
+/// How many unavailable destinations a status names.
 pub const AWAY_SHOWN: usize = 100;
 
-/// A destination that is away, as the events say that wait for it.
+/// A destination that is unavailable, as stored with the events that wait for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct AwayStatus {
-    /// Whose events, in a log and in the WAL; none in a queue.
+    /// The consumer of the events, for log and CDC; none for a queue.
     pub consumer: Option<String>,
     /// The error's code, as it is stored: see [`crate::Error::is_away_code`].
     pub code: String,
     /// Which destination, and what is wrong with it.
     pub message: String,
-    /// How many events have been refused there, or kept from it. Those behind them in their keys are not counted.
+    /// How many events the destination has refused, or were not sent to it. Later events of their keys are not counted.
     pub events: u64,
 }
 
@@ -210,21 +210,21 @@ pub struct SlotStatus {
     pub phase: String,
     /// Everything up to here is settled.
     pub lsn: Option<String>,
-    /// What the server knows of that; none where the slot is gone.
+    /// The position that the server has recorded; none if the slot is gone.
     pub confirmed_lsn: Option<String>,
     /// Whether a relay is connected to the slot.
     pub active: bool,
     /// What the server says of the slot's WAL: `reserved`, `extended`, `unreserved` or `lost`.
     pub wal_status: Option<String>,
-    /// How many bytes of WAL were written since.
+    /// How many bytes of WAL were written after `lsn`.
     pub lag_bytes: Option<u64>,
     /// For how long there has been something that is not settled; zero for a reader that has caught up.
     pub lag_seconds: Option<f64>,
     /// How many bytes of WAL the server keeps for the slot.
     pub retained_bytes: Option<u64>,
-    /// How many more it will keep before it gives the slot up; none for any number.
+    /// How many more bytes the server will keep before it invalidates the slot; none if there is no limit.
     pub safe_bytes: Option<i64>,
-    /// Whether it stands still.
+    /// Whether it is paused.
     pub paused: bool,
     /// Events that wait for another try, or behind one that does.
     pub waiting: u64,
@@ -241,28 +241,28 @@ pub struct StreamStatus {
     pub stream: String,
     /// Due, never failed.
     pub pending: u64,
-    /// Failed before and waiting for the next attempt, or held back behind such a one.
+    /// Failed before and waiting for the next attempt, or held back behind such an event.
     pub retrying: u64,
     /// Claimed.
     pub processing: u64,
-    /// Delivered, as far as still kept; capped at a million, counted no further.
+    /// Delivered and still kept. Counted up to one million.
     pub done: u64,
     /// Given up on.
     pub dead: u64,
     /// Outcome not known.
     pub unknown: u64,
-    /// Rows whose status means nothing to airtight, or is NULL: left alone.
+    /// Rows whose status airtight does not know, or is NULL: airtight does not touch them.
     pub unexplained: u64,
     /// Age in seconds of the oldest event that is not finished; never negative.
     pub oldest_pending_seconds: Option<f64>,
 }
 
-/// A relay that is there.
+/// A live relay.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RelayStatus {
     /// Its id.
     pub id: String,
-    /// Where it runs.
+    /// The host that it runs on.
     pub host: String,
     /// Its streams; empty for all.
     pub streams: Vec<String>,

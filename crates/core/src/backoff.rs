@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-/// `base × multiplierⁿ⁻¹` after the nth failure, capped, with jitter around it.
+/// The wait after the nth failure is `base × multiplierⁿ⁻¹`, with jitter, and limited by `cap`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
     /// The wait after the first failure.
     pub base: Duration,
-    /// By how much each further failure multiplies it.
+    /// The factor by which each further failure multiplies the wait.
     pub multiplier: f64,
-    /// No wait is longer than this, jitter included.
+    /// No wait is longer than this, including jitter.
     pub cap: Duration,
     /// Spread as a share of the wait: 0.2 means ±20 %.
     pub jitter: f64,
@@ -31,7 +31,7 @@ impl Backoff {
     /// The same with the jitter given, from -1 to 1 as a share of the wait.
     fn after_with(&self, failures: u32, spread: f64) -> Duration {
         let exponent = failures.saturating_sub(1).min(1_000);
-        // f64 saturates to infinity, which `min` brings back to the cap.
+        // f64 saturates to infinity, which `min` limits to the cap.
         let wait = self.base.as_secs_f64() * self.multiplier.max(1.0).powi(exponent.cast_signed());
         let cap = self.cap.as_secs_f64();
         Duration::from_secs_f64((wait.min(cap) * (1.0 + spread)).clamp(0.0, cap))

@@ -19,32 +19,33 @@ use crate::{Code, Delivery, Error, Event, NewEvent, Outcome, Position, Published
 
 /// Publishes events on behalf of a transaction.
 ///
-/// An outbox is one, and the event is part of the transaction: it exists exactly when that commits. Anything else is a
-/// second write, which a crash or a rollback parts from the first: such a bus has `NonAtomic` in its name.
+/// An outbox implements this trait. There, the event is part of the transaction: it exists if and only if the transaction
+/// commits. Any other implementation is a second write, which a crash or a rollback can separate from the first: such a
+/// bus has `NonAtomic` in its name.
 #[async_trait]
 pub trait EventBus<Tx: ?Sized + Send>: Send + Sync {
     /// Publishes one event.
     async fn publish(&self, tx: &mut Tx, event: &NewEvent) -> Result<Published>;
 }
 
-/// Publishes straight into a sink, past any transaction.
+/// Publishes directly to a sink, outside of any transaction.
 ///
-/// `publish` returns when the broker has the event, and the transaction is not asked. So, unlike with an outbox:
+/// `publish` returns when the broker has the event, and ignores the transaction. So, unlike with an outbox:
 ///
-/// - **Rolled back, and published all the same.** The process crashes after `publish` and before the commit, or the
-///   commit fails: everybody hears of something that never happened.
-/// - **Visible too early.** A handler may run before the commit and find nothing of what the event is about.
-/// - **Committed, and never published.** Where `publish` is called after the commit instead, a crash in between loses
+/// - **Rolled back, but published.** If the process crashes after `publish` and before the commit, or the commit fails,
+///   consumers get an event for a change that never happened.
+/// - **Visible too early.** A handler may run before the commit and not find the rows that the event is about.
+/// - **Committed, and never published.** If `publish` is called after the commit instead, a crash in between loses
 ///   the event.
-/// - **The broker is in the way.** While it is away nothing can be published, and the transaction stays open meanwhile.
+/// - **The broker must be available.** While it is unavailable, nothing can be published, and the transaction stays open.
 ///
-/// It is for events that may be wrong or missing, and for moving to a broker in steps. Nothing is retried here: an
-/// error is the caller's to deal with, as is a timeout, after which the event may be there or not.
+/// Use it for events that may be wrong or missing, and for a stepwise move to a broker. Nothing is retried here: the
+/// caller handles errors, including a timeout, after which the event may or may not have been published.
 ///
-/// The `seq` of what is published is 0, and `is_new` is true: there is no outbox that could tell.
+/// The `seq` of a published event is 0, and `is_new` is true: there is no outbox to get them from.
 pub struct NonAtomicBus<S> {
     sink: S,
-    /// A sink says how many calls it takes side by side.
+    /// Limits the calls that run at the same time to the sink's concurrency.
     calls: Semaphore,
 }
 
@@ -90,7 +91,7 @@ impl<S: Sink, Tx: ?Sized + Send> EventBus<Tx> for NonAtomicBus<S> {
     }
 }
 
-/// The event as an outbox would hand it out, but for its place.
+/// The event as an outbox would hand it out, except for its `seq`.
 fn placeless(event: &NewEvent) -> Event {
     Event {
         id: event.id.unwrap_or_else(Uuid::now_v7).to_string(),

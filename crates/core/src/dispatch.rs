@@ -1,6 +1,6 @@
 //! In-process handlers as a sink: by event type, with typed payloads.
 //!
-//! A handler does not know where its event came from. It says what became of it: `Ok` is delivered, an
+//! A handler does not know where its event came from. It returns what became of it: `Ok` is delivered, an
 //! [`Error`] carries its class, and [`Outcome::Unknown`] is for calls whose result cannot be known, such as
 //! an order that timed out and must not be sent again blindly.
 
@@ -14,22 +14,22 @@ use crate::{Capabilities, Code, Delivery, Error, Event, Outcome, Payload, Sink};
 
 type Handler = Arc<dyn Fn(Context) -> BoxFuture<'static, Outcome> + Send + Sync>;
 
-/// What a handler is given beside its payload.
+/// What a handler gets in addition to its payload.
 #[derive(Debug, Clone)]
 pub struct Context {
     /// The event.
     pub event: Arc<Event>,
-    /// Which attempt this is, from one. Above one, an earlier attempt may have had an effect.
+    /// The number of this attempt, starting at one. Above one, an earlier attempt may have had an effect.
     pub attempt: u32,
 }
 
 /// What a handler's timeout means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnTimeout {
-    /// Try again: right for handlers that may run twice.
+    /// Try again: for handlers that may run twice.
     #[default]
     Retry,
-    /// Nobody knows: kept for reconciliation, and not tried again by itself.
+    /// The outcome is unknown: the event is kept for reconciliation, and not retried automatically.
     Unknown,
 }
 
@@ -76,7 +76,7 @@ impl Default for Dispatcher {
 }
 
 impl Dispatcher {
-    /// One without handlers: every event would be dead with the code `no_handler`.
+    /// A dispatcher without handlers: every event would be dead with the code `no_handler`.
     pub fn new() -> Self {
         Self::default()
     }
@@ -105,7 +105,7 @@ impl Dispatcher {
         self
     }
 
-    /// Handles events that no other handler is for.
+    /// Handles events that have no handler for their type.
     #[must_use]
     pub fn otherwise<F, Fut, R>(mut self, handler: F) -> Self
     where
@@ -117,7 +117,7 @@ impl Dispatcher {
         self
     }
 
-    /// How long one handler may take (30 s unless set), and what it means when it takes longer.
+    /// How long one handler may take (default: 30 s), and what it means if the handler takes longer.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration, meaning: OnTimeout) -> Self {
         self.timeout = timeout;
@@ -125,14 +125,14 @@ impl Dispatcher {
         self
     }
 
-    /// How many handlers may run side by side (16 unless set), each for another key.
+    /// How many handlers may run at the same time (default: 16), each for a different key.
     #[must_use]
     pub fn concurrency(mut self, handlers: usize) -> Self {
         self.concurrency = handlers.max(1);
         self
     }
 
-    /// Hands one event to its handler. A consumer without a relay uses it directly.
+    /// Passes one event to its handler. A consumer without a relay calls this directly.
     pub async fn dispatch(&self, event: Arc<Event>, attempt: u32) -> Outcome {
         let Some(handler) = self.handlers.get(&event.event_type).or(self.fallback.as_ref()) else {
             let known: Vec<&str> = self.handlers.keys().map(String::as_str).collect();
@@ -160,7 +160,7 @@ impl Dispatcher {
 
 #[async_trait]
 impl Sink for Dispatcher {
-    /// One event per call, so that a slow handler keeps nobody else waiting.
+    /// One event per call, so that a slow handler does not delay other events.
     fn capabilities(&self) -> Capabilities {
         Capabilities { concurrency: self.concurrency, max_batch_events: 1, ..Capabilities::default() }
     }

@@ -1,6 +1,6 @@
 //! The JSON envelope: the event's metadata around its payload.
 //!
-//! Written by hand rather than through a value tree, because the payload is JSON text already and is passed
+//! The text is written directly and not through a value tree, because the payload is already JSON text and is passed
 //! through byte for byte.
 
 use std::io::Write;
@@ -51,7 +51,7 @@ fn write(out: &mut Vec<u8>, event: &Event) {
     out.push(b'}');
 }
 
-/// The field `payload`; bytes are beside it, since JSON has none.
+/// The field `payload`; bytes are in a second field, since JSON has no bytes.
 pub(crate) fn payload(out: &mut Vec<u8>, payload: &Payload) {
     match payload {
         Payload::None => out.extend_from_slice(b",\"payload\":null"),
@@ -66,7 +66,7 @@ pub(crate) fn payload(out: &mut Vec<u8>, payload: &Payload) {
     }
 }
 
-/// What an extra column cannot override.
+/// The fields that an extra column cannot override.
 const RESERVED: [&str; 13] = [
     "eventId",
     "seq",

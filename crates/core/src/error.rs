@@ -1,7 +1,7 @@
 //! Errors that carry what to do about them.
 //!
-//! The backend that met the error knows best what it means, so it sets the [`Class`]; the engine turns the
-//! class into a verdict, and nobody parses messages.
+//! The backend where the error happened knows best what it means, so it sets the [`Class`]. The engine turns the
+//! class into a verdict. No code parses messages.
 
 mod code;
 
@@ -12,16 +12,16 @@ pub use code::{Code, KnownCode};
 /// The result of anything in airtight that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What an error means for the event at hand, and for those behind it.
+/// What an error means for the event at hand, and for the events behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// This attempt failed; a later one may not. Network, timeout, 5xx, 429.
+    /// This attempt failed; a later one may succeed. Network, timeout, 5xx, 429.
     Retryable,
-    /// This event can never be accepted: malformed, too large, 400, 422. It is dead at once.
+    /// This event can never be accepted: malformed, too large, 400, 422. The event is dead immediately.
     Permanent,
     /// Nothing can be accepted now: connection refused, wrong password, missing topic, 401, 403, 404. No attempt is
-    /// spent, because one rotated password must not dead-letter a backlog. It concerns the whole sink, and the circuit
-    /// opens; or, with [`Error::at`], one destination, and only the events for that one wait.
+    /// spent, because one rotated password must not dead-letter a backlog. The error is about the whole sink, and the
+    /// circuit opens; or, with [`Error::at`], it is about one destination, and only the events for that one wait.
     Unavailable,
 }
 
@@ -41,9 +41,9 @@ impl Class {
 pub enum Scope<'a> {
     /// The event at hand: every error that is not [`Class::Unavailable`].
     Event,
-    /// The whole sink: no event can be delivered. Where a source reports it, the whole source.
+    /// The whole sink: no event can be delivered. If a source reports the error, the whole source.
     Sink,
-    /// One destination of the sink, named as [`crate::Sink::destinations`] names it. Events for others go on.
+    /// One destination of the sink, named as in [`crate::Sink::destinations`]. Events for other destinations continue.
     Destination(&'a str),
 }
 
@@ -58,7 +58,7 @@ impl Scope<'_> {
     }
 }
 
-/// An error with its class, a short code for machines, a message for people and, where one is known, a remedy.
+/// An error with its class, a short code for machines, a message for people and, if one is known, a remedy.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -74,7 +74,7 @@ struct Inner {
     lasting: bool,
 }
 
-/// What the code of a stored error begins with while its event waits for a destination that is away.
+/// The prefix of a stored error's code while its event waits for a destination that is unavailable.
 const AWAY: &str = "away:";
 
 impl Error {
@@ -107,21 +107,21 @@ impl Error {
         Self::new(Class::Unavailable, code, message)
     }
 
-    /// What to do about it: a command, a statement or an instruction that can be followed as it stands.
+    /// Adds what to do about the error: a command, a statement or an instruction that can be followed literally.
     #[must_use]
     pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
         self.0.remedy = Some(remedy.into());
         self
     }
 
-    /// The SQLSTATE that a database gave with the error.
+    /// Adds the SQLSTATE that a database gave with the error.
     #[must_use]
     pub fn with_sqlstate(mut self, sqlstate: impl Into<String>) -> Self {
         self.0.sqlstate = Some(sqlstate.into());
         self
     }
 
-    /// The same error in another class: who passes it on knows more about what it means.
+    /// The same error in another class, for a caller that knows more about what the error means.
     #[must_use]
     pub fn with_class(mut self, class: Class) -> Self {
         self.0.class = class;
@@ -135,30 +135,30 @@ impl Error {
         self
     }
 
-    /// The other side asked not to be tried again before `after` (HTTP's `Retry-After`).
+    /// The server asked for no new try before `after` has passed (HTTP's `Retry-After`).
     #[must_use]
     pub fn with_retry_after(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);
         self
     }
 
-    /// It concerns one destination of the sink, and not the others: a topic that is missing, an exchange without a
-    /// binding, an endpoint that is gone. Named as [`crate::Sink::destinations`] names it.
+    /// The error is about one destination of the sink, and not about the others: a missing topic, an exchange without a
+    /// binding, an endpoint that is gone. The name is the same as in [`crate::Sink::destinations`].
     #[must_use]
     pub fn at(mut self, destination: impl Into<String>) -> Self {
         self.0.destination = Some(destination.into());
         self
     }
 
-    /// The other side says that this will not pass by itself (HTTP's 410). Whoever waits for an empty backlog need
-    /// not wait for it.
+    /// The server says that the cause is lasting (HTTP's 410). A relay that drains a backlog does not wait for the error
+    /// to pass.
     #[must_use]
     pub fn lasting(mut self) -> Self {
         self.0.lasting = true;
         self
     }
 
-    /// The same error with words in front: where it happened.
+    /// The same error, with a prefix to its message that says where it happened.
     #[must_use]
     pub fn context(mut self, what: impl fmt::Display) -> Self {
         self.0.message = format!("{what}: {}", self.0.message);
@@ -170,12 +170,12 @@ impl Error {
         self.0.class
     }
 
-    /// The code as text, as it is logged, and stored apart from the message in tables.
+    /// The code as text. Logs show it, and tables store it apart from the message.
     pub fn code(&self) -> &str {
         self.0.code.as_str()
     }
 
-    /// Whether this is its code.
+    /// Whether the error has this code.
     pub fn is(&self, code: &Code) -> bool {
         self.0.code == *code
     }
@@ -185,22 +185,22 @@ impl Error {
         &self.0.message
     }
 
-    /// What to do about it, where that is known.
+    /// What to do about the error, if that is known.
     pub fn remedy(&self) -> Option<&str> {
         self.0.remedy.as_deref()
     }
 
-    /// The SQLSTATE, where a database gave one.
+    /// The SQLSTATE, if a database gave one.
     pub fn sqlstate(&self) -> Option<&str> {
         self.0.sqlstate.as_deref()
     }
 
-    /// The HTTP status, where the answer of a web server is the error.
+    /// The HTTP status, if the error is the answer of a web server.
     pub fn http_status(&self) -> Option<u16> {
         self.0.code.http_status()
     }
 
-    /// What it is about: one event, the whole sink, or one destination.
+    /// What the error is about: one event, the whole sink, or one destination.
     pub fn scope(&self) -> Scope<'_> {
         match (self.0.class, &self.0.destination) {
             (Class::Unavailable, Some(destination)) => Scope::Destination(destination),
@@ -209,12 +209,12 @@ impl Error {
         }
     }
 
-    /// How long the other side asked to be left alone.
+    /// How long the server asked the relay to wait before the next try.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// The one destination that an *unavailable* error is about; none for the whole sink.
+    /// The destination that an *unavailable* error is about; none if it is about the whole sink.
     pub fn destination(&self) -> Option<&str> {
         match self.scope() {
             Scope::Destination(destination) => Some(destination),
@@ -227,8 +227,8 @@ impl Error {
         self.0.lasting
     }
 
-    /// The error as it is stored with an event that waits for its destination: the code tells such events from those
-    /// that failed ([`Error::is_away_code`]), and the message names the destination.
+    /// The error as it is stored with an event that waits for its destination. The code distinguishes such events from
+    /// those that failed ([`Error::is_away_code`]), and the message names the destination.
     #[must_use]
     pub(crate) fn waiting(&self) -> Self {
         let Some(destination) = self.destination() else { return self.clone() };
@@ -238,10 +238,10 @@ impl Error {
         waiting
     }
 
-    /// The pattern, for SQL's `LIKE`, of codes that are stored with events that wait for a destination.
+    /// The pattern, for SQL's `LIKE`, of the codes that are stored with events that wait for a destination.
     pub const AWAY_CODES: &'static str = "away:%";
 
-    /// The same for messages, where a table keeps no codes.
+    /// The same for messages, for tables that store no codes.
     pub const AWAY_MESSAGES: &'static str = "% is away: %";
 
     /// Whether a stored code says that an event waits for a destination.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::{Code, Error, Result};
 
-/// The largest payload that publishing accepts and a relay carries unless told otherwise.
+/// The largest payload that publishing accepts, and that a relay reads by default.
 pub const MAX_PAYLOAD_BYTES: usize = 16 * 1024 * 1024;
 
 /// Headers: a sorted string map.
@@ -21,7 +21,7 @@ pub enum Op {
     /// It exists, in this form.
     #[default]
     Upsert,
-    /// It is gone; sinks that know tombstones write one.
+    /// It is gone. A sink whose broker has tombstones writes one.
     Delete,
 }
 
@@ -34,7 +34,7 @@ impl Op {
         }
     }
 
-    /// Reads the word back; anything else is an error that names it.
+    /// The op that a word stands for; any other word is an error that names it.
     pub fn parse(word: &str) -> Result<Self> {
         match word {
             "upsert" => Ok(Self::Upsert),
@@ -47,7 +47,7 @@ impl Op {
     }
 }
 
-/// The body of an event, passed through as stored and never serialised again on the way.
+/// The body of an event. It is passed through as stored, and never serialised again.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Payload {
     /// No body; usual for a delete.
@@ -79,7 +79,7 @@ impl Payload {
     }
 }
 
-/// An event as a source hands it out: it has a place (`seq`) in an outbox.
+/// An event as a source hands it out: it has a number (`seq`) in an outbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// Opaque text; a UUID in the canonical table.
@@ -98,15 +98,15 @@ pub struct Event {
     pub op: Op,
     /// The body.
     pub payload: Payload,
-    /// String headers; W3C `traceparent` among them where the producer set it.
+    /// String headers, including W3C `traceparent` if the producer set it.
     pub headers: Headers,
-    /// When it happened, by the producer's word or the database's clock.
+    /// When it happened, as the producer said or by the database's clock.
     pub occurred_at: OffsetDateTime,
     /// Version of the payload's schema.
     pub schema_version: i32,
-    /// Any further columns that the table's spec carries along.
+    /// Further columns that the table's spec names.
     pub extra: serde_json::Map<String, serde_json::Value>,
-    /// The whole row, where the source was asked to keep it: for formats that want more than an event has.
+    /// The whole row, if the source was asked to keep it: for formats that need more than an event has.
     pub row: Option<Arc<SourceRow>>,
 }
 
@@ -142,7 +142,7 @@ pub struct SourceColumn {
 }
 
 impl Event {
-    /// The bytes this event occupies in memory, near enough to bound buffers by.
+    /// Roughly how many bytes this event occupies in memory, to limit buffers.
     pub fn size(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(k, v)| k.len() + v.len() + 48).sum();
         std::mem::size_of::<Self>()
@@ -169,11 +169,11 @@ impl Event {
 /// What publishing returned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Published {
-    /// The event's id, as given or as made.
+    /// The event's id, as given or as generated.
     pub id: String,
-    /// Its place in the outbox.
+    /// Its number in the outbox.
     pub seq: i64,
-    /// False when an event of this id was there already; then nothing was stored.
+    /// False if an event of this id already existed; then nothing was stored.
     pub is_new: bool,
 }
 
@@ -189,7 +189,7 @@ pub struct Published {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
-    /// The caller's id, or none to have a UUID v7 made. Publishing one id twice stores one event.
+    /// The caller's id, or none for a generated UUID v7. Publishing one id twice stores one event.
     pub id: Option<Uuid>,
     /// See [`Event::stream`].
     pub stream: String,
@@ -205,11 +205,11 @@ pub struct NewEvent {
     pub payload: Payload,
     /// See [`Event::headers`].
     pub headers: Headers,
-    /// When it happened; the database's clock when not given.
+    /// When it happened; the time of the database's clock if not given.
     pub occurred_at: Option<OffsetDateTime>,
     /// See [`Event::schema_version`].
     pub schema_version: i32,
-    /// A limit of its own for this event, in place of the pipeline's.
+    /// This event's own limit of attempts, instead of the pipeline's.
     pub max_attempts: Option<i32>,
 }
 
@@ -244,7 +244,7 @@ impl NewEvent {
         Ok(self)
     }
 
-    /// The body as JSON text that exists already; checked when it is published.
+    /// The body as JSON text. The text is checked when the event is published.
     #[must_use]
     pub fn json_text(mut self, text: impl Into<Bytes>) -> Self {
         self.payload = Payload::Json(text.into());
@@ -272,7 +272,7 @@ impl NewEvent {
         self
     }
 
-    /// Marks it a delete.
+    /// Makes the event a delete.
     #[must_use]
     pub fn delete(mut self) -> Self {
         self.op = Op::Delete;
@@ -300,8 +300,8 @@ impl NewEvent {
         self
     }
 
-    /// Refuses what no outbox can hold, naming the field. Every publish calls it, before the database does
-    /// and without touching the caller's transaction: a failed statement would abort that.
+    /// Refuses an event that no outbox can hold, and names the field. Every publish calls this before it sends a
+    /// statement, because a failed statement would abort the caller's transaction.
     pub fn validate(&self) -> Result<()> {
         for (field, value) in [
             ("stream", &self.stream),

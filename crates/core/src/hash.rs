@@ -1,5 +1,5 @@
-//! Hash tables for what is looked up with every event: several times as fast as the standard library's, seeded anew for
-//! each table, and not made to withstand somebody who sees the hashes. Nobody does.
+//! Hash tables for lookups that happen with every event. They are several times as fast as those of the standard
+//! library. Each table has its own random seed. They do not resist an attacker who sees the hashes; nothing shows them.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,30 +1,30 @@
-//! The inbox's idea of "the same event": what makes a repeated one a no-op.
+//! Which events an inbox takes for the same, so that a repeated event is a no-op.
 //!
-//! The table itself is in the consumer's own database, since it is written in the handler's transaction: see the
+//! The table of the inbox is in the consumer's database, since it is written in the handler's transaction: see the
 //! `Inbox` of each store.
 
 use std::time::Duration;
 
 use crate::{Code, Error, Event, Result};
 
-/// How long an inbox remembers unless told otherwise.
+/// How long an inbox remembers an event by default.
 pub const KEEP: Duration = Duration::from_secs(30 * 24 * 3_600);
 
 /// Which events count as the same.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum DedupeKey {
-    /// Those with one id.
+    /// Events with the same id.
     #[default]
     EventId,
-    /// Those with one id and op: where an upsert and a later delete share the id.
+    /// Events with the same id and op, for producers where an upsert and a later delete share the id.
     EventIdAndOp,
-    /// Those with one aggregate (type and id) and version, which is read from this header, or from an extra
+    /// Events with the same aggregate (type and id) and version. The version is read from this header, or from an extra
     /// column of this name.
     AggregateVersion(String),
 }
 
 impl DedupeKey {
-    /// The key of an event. One that lacks the version is a permanent error: to guess would be to lose it.
+    /// The key of an event. A missing version is a permanent error: a guess could lose the event.
     pub fn of(&self, event: &Event) -> Result<String> {
         match self {
             Self::EventId => Ok(event.id.clone()),
@@ -38,7 +38,7 @@ impl DedupeKey {
                 let version = version.ok_or_else(|| {
                     Error::permanent(
                         Code::NO_VERSION,
-                        format!("the event has no header or column `{name}`, which the inbox goes by"),
+                        format!("the event has no header or column `{name}`, which the inbox compares"),
                     )
                 })?;
                 Ok(format!("{}/{}@{version}", event.aggregate_type, event.aggregate_id))

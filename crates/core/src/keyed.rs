@@ -1,5 +1,5 @@
-//! For sinks whose broker may take a later message though it refused an earlier one: keys side by side, one event
-//! of a key at a time.
+//! For sinks whose broker may accept a later message although it refused an earlier one: several keys at the same time,
+//! one event of a key at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,12 +10,12 @@ use crate::{
     hash::{Map, Seed},
 };
 
-/// Delivers a batch with at most one event of each key under way, and `window` keys side by side.
+/// Delivers a batch. At most one event of each key is being sent at a time, and at most `window` keys.
 ///
-/// `send` delivers the event at an index and answers for it. After the first event of a key that is not delivered,
+/// `send` delivers the event at an index and returns its outcome. After the first event of a key that is not delivered,
 /// the rest of that key is [`Outcome::Skipped`], unsent: what is delivered is a prefix per key
-/// ([`crate::Capabilities::prefix_per_key`]). After the first that is [`Class::Unavailable`] nothing more is sent at
-/// all, unless it concerns one destination ([`crate::Error::at`]).
+/// ([`crate::Capabilities::prefix_per_key`]). After the first [`Class::Unavailable`] error nothing more is sent for any
+/// key, unless the error is about one destination ([`crate::Error::at`]).
 pub async fn deliver_keyed<F, Fut>(batch: &[Delivery], window: usize, send: F) -> Vec<Outcome>
 where
     F: Fn(usize) -> Fut,

@@ -1,26 +1,25 @@
-//! The heart of airtight: the event, the two traits that move it, and the engine between them.
+//! The core of airtight: the event, the two traits that move it, and the engine between them.
 //!
-//! Nothing in this crate knows a database or a broker. A store implements [`Source`] (most often by
-//! implementing the smaller [`queue::QueueStore`] or [`log::LogStore`] and getting the rest from [`queue::Queue`]
-//! or [`log::Log`]), a
-//! destination implements [`Sink`], and [`relay::Relay`] moves events from one to the other with order,
-//! retries, dead letters and a circuit.
+//! Nothing in this crate knows a database or a broker. A database crate implements [`Source`], most often by
+//! implementing the smaller [`queue::QueueStore`] or [`log::LogStore`]; [`queue::Queue`] and [`log::Log`] do the rest.
+//! A broker crate implements [`Sink`]. [`relay::Relay`] moves events from a source to a sink with order, retries,
+//! dead letters and a circuit.
 //!
-//! | module | what lives there |
+//! | module | what it has |
 //! | --- | --- |
-//! | [`event`] | the event, before and after it has a place in an outbox |
+//! | [`event`] | the event, before and after it is stored in an outbox |
 //! | [`state`] | the states of a row |
 //! | [`error`] | errors that say whether to retry, give up or wait |
 //! | [`source`], [`sink`] | the delivery contract |
-//! | [`rules`] | order and dead events: what a source says and its relay keeps |
+//! | [`rules`] | order and dead events: what a source promises and its relay follows |
 //! | [`relay`] | the engine |
 //! | [`relays`] | several relays in one process |
-//! | [`group`] | relays that share key partitions |
+//! | [`group`] | relays that share the partitions of the keys |
 //! | [`queue`] | claims and leases, shared by all stores |
 //! | [`log`] | following an append-only table: offsets, parked events, consumers |
-//! | [`inbox`] | which repeated events are the same |
-//! | [`table`] | `TableSpec`: which column of whose table means what |
-//! | [`admin`] | what an operator may ask of a store |
+//! | [`inbox`] | which events count as repeats of each other |
+//! | [`table`] | `TableSpec`: what each column of an outbox table means |
+//! | [`admin`] | the operations that a store offers to an operator |
 //! | [`bus`] | one interface for publishing |
 //! | [`dispatch`] | typed in-process handlers as a sink |
 //! | [`envelope`], [`mod@format`] | the JSON envelope, and the formats of messages |

@@ -1,4 +1,4 @@
-//! A [`Status`] as Prometheus reads it: gauges, for whoever serves them or writes them to a file.
+//! A [`Status`] in Prometheus's text format: gauges, to be served over HTTP or written to a file.
 
 use std::fmt::{Display, Write as _};
 
@@ -16,7 +16,7 @@ pub fn prometheus(status: &Status, prefix: &str) -> String {
     }
     page.family(
         "outbox_waiting_for_destination",
-        "Events that wait for a destination that is away.",
+        "Events that wait for a destination that is unavailable.",
         status.away.iter().map(|one| {
             let mut of = vec![outbox, ("destination", one.message.as_str())];
             of.extend(one.consumer.as_deref().map(|consumer| ("consumer", consumer)));
@@ -36,12 +36,12 @@ pub fn prometheus(status: &Status, prefix: &str) -> String {
     page.family("outbox_unknown", "Outcome not known.", streams().map(|(s, of)| (of, Some(s.unknown))));
     page.family(
         "outbox_unexplained",
-        "Rows whose status means nothing to airtight, left alone.",
+        "Rows whose status airtight does not know, and does not touch.",
         streams().map(|(s, of)| (of, Some(s.unexplained))),
     );
     page.family(
         "outbox_oldest_pending_seconds",
-        "Age of the oldest event that is not finished; zero without one.",
+        "Age of the oldest event that is not finished; zero if there is none.",
         streams().map(|(s, of)| (of, Some(s.oldest_pending_seconds.unwrap_or(0.0)))),
     );
     let consumers =
@@ -65,12 +65,12 @@ pub fn prometheus(status: &Status, prefix: &str) -> String {
     );
     page.family(
         "slot_lag_bytes",
-        "WAL written since what is settled.",
+        "WAL written after the settled position.",
         slots().map(|(s, of)| (of, s.lag_bytes)),
     );
     page.family(
         "slot_lag_seconds",
-        "For how long something has not been settled.",
+        "For how long there has been something that is not settled.",
         slots().map(|(s, of)| (of, s.lag_seconds)),
     );
     page.family(
@@ -80,7 +80,7 @@ pub fn prometheus(status: &Status, prefix: &str) -> String {
     );
     page.family(
         "slot_safe_bytes",
-        "WAL that it will keep beyond that; absent where there is no limit.",
+        "WAL that the server will keep beyond that; absent if there is no limit.",
         slots().map(|(s, of)| (of, s.safe_bytes)),
     );
     page.family("slot_waiting", "Parked for another try.", slots().map(|(s, of)| (of, Some(s.waiting))));
@@ -94,7 +94,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// One metric with its values; none is a value that is not known, and a metric without values is left out.
+    /// One metric with its values. None is an unknown value; a metric without values is left out.
     fn family<'v, V: Display>(
         &mut self,
         name: &str,

@@ -1,8 +1,8 @@
-//! Several relays in one process. One that ends takes none of the others with it, unless told so.
+//! Several relays in one process. When one of them ends, the others continue, unless [`OnEnd`] says otherwise.
 //!
-//! A relay ends by itself when its source or its sink cannot go on: a consumer that retention has overtaken, an
-//! event that halts it, a slot that is gone. That is its own matter. [`Relays`] starts each relay as a task, says in
-//! the log when one has ended and why, and hands out each end as it happens ([`RunningRelays::next`]).
+//! A relay ends by itself when its source or its sink cannot continue: retention has removed events that a consumer had
+//! not read, an event halts the consumer, a slot is gone. This does not affect the other relays. [`Relays`] starts each
+//! relay as a task, logs when one has ended and why, and reports each end as it happens ([`RunningRelays::next`]).
 
 use std::{
     collections::BTreeMap,
@@ -19,17 +19,17 @@ use crate::{
     relay::{Stats, Summary, panic_message},
 };
 
-/// What becomes of the others when one relay ends by itself.
+/// What happens to the other relays when one ends by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnEnd {
-    /// They go on.
+    /// They continue.
     #[default]
     Continue,
     /// They are asked to stop, as by [`RunningRelays::stop`].
     Stop,
 }
 
-/// Relays that are to run side by side.
+/// Relays that are to run at the same time.
 ///
 /// ```no_run
 /// # async fn example(
@@ -40,7 +40,7 @@ pub enum OnEnd {
 ///
 /// let mut relays = Relays::new().add("orders", orders, broker).add("audit", audit, file).spawn();
 /// while let Some(ended) = relays.next().await {
-///     // The others go on.
+///     // The others continue.
 ///     eprintln!("{} ended: {:?}", ended.name, ended.error);
 /// }
 /// # }
@@ -53,7 +53,7 @@ pub struct Relays {
 }
 
 impl Relays {
-    /// None yet.
+    /// No relays yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,33 +64,33 @@ impl Relays {
         self.add_relay(Relay::new(source, sink).name(name))
     }
 
-    /// Adds a relay under the name that it has ([`Relay::name`]).
+    /// Adds a relay under its own name ([`Relay::name`]).
     #[must_use]
     pub fn add_relay(mut self, relay: Relay) -> Self {
         self.relays.push(relay);
         self
     }
 
-    /// What becomes of the others when one ends by itself.
+    /// Sets what happens to the others when one relay ends by itself.
     #[must_use]
     pub fn on_end(mut self, on_end: OnEnd) -> Self {
         self.on_end = on_end;
         self
     }
 
-    /// Stops all of them when this token fires, too.
+    /// Stops all relays also when this token fires.
     #[must_use]
     pub fn shutdown_on(mut self, shutdown: &CancellationToken) -> Self {
         self.shutdown = shutdown.child_token();
         self
     }
 
-    /// Starts all of them; each runs until it is asked to stop or cannot go on.
+    /// Starts all relays. Each runs until it is asked to stop or cannot continue.
     pub fn spawn(self) -> RunningRelays {
         self.start(false)
     }
 
-    /// The same, but each also ends when its backlog is empty.
+    /// The same, but each relay also ends when its backlog is empty.
     pub fn spawn_drain(self) -> RunningRelays {
         self.start(true)
     }
@@ -114,8 +114,8 @@ impl Relays {
             running.tasks.spawn(async move {
                 let run =
                     async { if drain { relay.drain(shutdown).await } else { relay.run(shutdown).await } };
-                // The source is not closed then: what was under way may still arrive somewhere, and only a lease
-                // that runs out keeps others from overtaking it.
+                // The source is not closed then: an event that was being delivered may still arrive at its destination,
+                // and until the lease expires no other relay can deliver later events of its key.
                 let ended = AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|panic| {
                     let what = panic_message(&*panic);
                     Err(Error::permanent(
@@ -130,7 +130,8 @@ impl Relays {
     }
 }
 
-/// Relays at work. Dropped, they are aborted, as a kill would: see [`RunningRelays::shutdown`].
+/// Running relays. If this value is dropped, the relays are aborted, as if they were killed: see
+/// [`RunningRelays::shutdown`].
 pub struct RunningRelays {
     tasks: JoinSet<(usize, Result<Summary>)>,
     live: BTreeMap<usize, Live>,
@@ -142,30 +143,30 @@ struct Live {
     name: String,
     stats: Arc<Stats>,
     shutdown: CancellationToken,
-    /// Why it was told to end, where that was not a shutdown.
+    /// Why it was asked to stop, if that was not a shutdown.
     told: Arc<OnceLock<Error>>,
 }
 
 /// How one relay ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// Whose end it is.
+    /// The relay's name.
     pub name: String,
-    /// What it had done by then.
+    /// What the relay had done by then.
     pub summary: Summary,
-    /// Why it ended by itself; none when it was asked to stop, or when its backlog is empty.
+    /// Why the relay ended by itself; none if it was asked to stop, or if its backlog is empty.
     pub error: Option<Error>,
 }
 
 impl Ended {
-    /// Whether it ended because something is wrong. Nobody reading standard output any more is an end, and no failure.
+    /// Whether the relay ended because something is wrong. A closed pipe on standard output ends a relay, but is no failure.
     pub fn is_failure(&self) -> bool {
         self.error.as_ref().is_some_and(|error| !error.is(&Code::READER_GONE))
     }
 }
 
 impl RunningRelays {
-    /// Waits for the next relay to end; none when all have. Dropping the future loses nothing.
+    /// Waits for the next relay to end; none when all have ended. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Ended> {
         loop {
             // Aborted only when this is dropped, and panics are caught inside.
@@ -184,9 +185,9 @@ impl RunningRelays {
         let others = self.names().join(", ");
         let stops = self.on_end == OnEnd::Stop;
         let follows = match (others.is_empty(), stops || self.shutdown.is_cancelled()) {
-            (true, _) => "no other one runs here".to_owned(),
-            (false, true) => format!("the others are stopped: {others}"),
-            (false, false) => format!("the others go on: {others}"),
+            (true, _) => "no other pipeline runs in this process".to_owned(),
+            (false, true) => format!("the other pipelines are asked to stop: {others}"),
+            (false, false) => format!("the other pipelines continue: {others}"),
         };
         if ended.is_failure() {
             tracing::error!(
@@ -202,26 +203,26 @@ impl RunningRelays {
         Some(ended)
     }
 
-    /// The names of those that still run.
+    /// The names of the relays that still run.
     pub fn names(&self) -> Vec<&str> {
         self.live.values().map(|one| one.name.as_str()).collect()
     }
 
-    /// Asks all of them to stop: each finishes what it has under way and gives the rest back.
+    /// Asks all relays to stop: each finishes its running deliveries and gives the rest back.
     pub fn stop(&self) {
         self.shutdown.cancel();
     }
 
-    /// Asks those of this name to stop, for a reason that then is in their [`Ended::error`].
+    /// Asks the relays of this name to stop. The reason is then in their [`Ended::error`].
     pub fn end(&self, name: &str, why: &Error) {
         for one in self.live.values().filter(|one| one.name == name) {
-            // The first reason stands.
+            // The first reason is kept.
             let _ = one.told.set(why.clone());
             one.shutdown.cancel();
         }
     }
 
-    /// Waits until all have ended.
+    /// Waits until all relays have ended.
     pub async fn wait(mut self) -> Vec<Ended> {
         let mut all = Vec::new();
         while let Some(ended) = self.next().await {
@@ -230,7 +231,7 @@ impl RunningRelays {
         all
     }
 
-    /// Asks all of them to stop and waits until they have.
+    /// Asks all relays to stop, and waits until they have.
     pub async fn shutdown(self) -> Vec<Ended> {
         self.stop();
         self.wait().await

@@ -1,14 +1,14 @@
 //! Where an event goes: topics, subjects, exchanges and keys made from its fields.
 //!
-//! A [`Template`] is text with fields in braces, `ivm.events.{aggregate_type}`. It is checked when it is read, before any
-//! event comes. What only an event can lack (a header, an extra column, a value that is empty) is a permanent error
-//! that names it.
+//! A [`Template`] is text with fields in braces, `ivm.events.{aggregate_type}`. It is checked when it is parsed, before
+//! there is any event. If an event lacks a field (a header, an extra column, a value that is not empty), that is a
+//! permanent error that names the field.
 
 use std::{borrow::Cow, fmt};
 
 use crate::{Code, Error, Event, Result};
 
-/// The longest pattern and template, and the most that one may render to: nobody's topic is longer.
+/// The longest pattern and template, and the longest text that one may render to: no broker's topic is longer.
 const MAX_TEMPLATE: usize = 4_096;
 
 /// One field of an event, as a template names it.
@@ -48,7 +48,7 @@ impl Field {
         NAMED.into_iter().find(|(known, _)| *known == name).map(|(_, field)| field)
     }
 
-    /// Its value; none where the event has none, or an empty one.
+    /// Its value; none if the event has none, or an empty one.
     fn of<'a>(&self, event: &'a Event) -> Option<Cow<'a, str>> {
         let value = match self {
             Self::Id => event.id.as_str().into(),
@@ -98,7 +98,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// Reads one; a permanent error says what is wrong with it.
+    /// Parses a template; a permanent error says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self> {
         let bad =
             |what: String| Err(Error::permanent(Code::BAD_TEMPLATE, format!("the template `{text}` {what}")));
@@ -146,7 +146,7 @@ impl Template {
         Self { text: "{stream}".to_owned(), parts: vec![Part::Field(Field::Stream, name)] }
     }
 
-    /// The text for one event. A field that it does not have is a permanent error.
+    /// The text for one event. A field that the event lacks is a permanent error.
     pub fn render<'a>(&'a self, event: &'a Event) -> Result<Cow<'a, str>> {
         if let [only] = self.parts.as_slice() {
             return match only {
@@ -171,7 +171,7 @@ impl Template {
         Ok(out)
     }
 
-    /// The text with the same word in place of every field: to see whether something can be made of it.
+    /// The text with the same word in place of every field: to check whether the result could be valid.
     pub fn sample(&self, word: &str) -> String {
         let part = |part: &Part| match part {
             Part::Text(text) => text.clone(),
@@ -196,7 +196,7 @@ impl Template {
         }
     }
 
-    /// What is text in it, for a broker to check which characters it takes.
+    /// The literal parts, so that a sink can check whether its broker accepts the characters.
     pub fn literals(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
@@ -224,7 +224,7 @@ impl fmt::Debug for Template {
     }
 }
 
-/// The field that was probably meant, or all there are.
+/// The field that was probably meant, or all fields.
 fn nearest(name: &str) -> String {
     let plain = |text: &str| -> String {
         text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
@@ -243,7 +243,7 @@ fn nearest(name: &str) -> String {
     }
 }
 
-/// Whether one letter inserted, removed or changed makes one of the other.
+/// Whether one text becomes the other when one letter is inserted, removed or changed.
 fn one_edit(one: &str, other: &str) -> bool {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
     let same = one.iter().zip(&other).take_while(|(a, b)| a == b).count();

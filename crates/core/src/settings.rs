@@ -1,6 +1,6 @@
-//! Settings as text: what stands in a sink's address and in its table of a config, read the same way by all sinks.
+//! Settings as text: a sink's address and its table in a config, parsed in the same way for all sinks.
 //!
-//! Nothing here repeats a value in an error unless it is the value that is wrong: addresses hold passwords.
+//! An error repeats a value only if that value is wrong, because addresses contain passwords.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -9,22 +9,22 @@ use crate::{Code, Error, Result};
 /// An address in parts, percent-decoded: `scheme://user:password@hosts/path?key=value&key=value`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Address {
-    /// What stands before `://`, in lower case.
+    /// The text before `://`, in lower case.
     pub scheme: String,
-    /// What stands before the `@`, up to a colon; none where that is nothing.
+    /// The text before the `@`, up to a colon; none if it is empty.
     pub user: Option<String>,
-    /// What stands behind that colon, which may be nothing.
+    /// The text after that colon, which may be empty.
     pub password: Option<String>,
     /// One host with its port, or several with commas between.
     pub hosts: String,
-    /// What stands behind the first `/`, in the parts that further ones make of it. A part may hold a `%2F`.
+    /// The text after the first `/`, split at further ones. A part may have had a `%2F`.
     pub path: Vec<String>,
-    /// The pairs behind the `?`, in order.
+    /// The pairs after the `?`, in order.
     pub query: Vec<(String, String)>,
 }
 
 impl Address {
-    /// Takes an address apart. It may have several hosts, which a URL may not.
+    /// Parses an address. Unlike a URL, it may have several hosts.
     pub fn parse(text: &str) -> Result<Self> {
         let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("url", "has no `://` in it"))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -36,7 +36,7 @@ impl Address {
             Some((login, hosts)) => (Some(login), hosts),
             None => (None, authority),
         };
-        // What looks like a host may be the beginning of a password.
+        // Text that looks like a host may be the beginning of a password.
         if login.is_none() && (path.is_some_and(|path| path.contains('@')) || query.contains('@')) {
             let what = "has an `@` behind a `/` or `?`: in a password these are written %2F and %3F, elsewhere \
                         an `@` is written %40";
@@ -65,12 +65,12 @@ impl Address {
         })
     }
 
-    /// The path as one text; none where there is nothing in it.
+    /// The path as one text; none if it is empty.
     pub fn path(&self) -> Option<String> {
         Some(self.path.join("/")).filter(|path| !path.is_empty())
     }
 
-    /// The one host, and its port or else this one. An IPv6 address has its brackets in an address only.
+    /// The only host, and its port or else this one. The brackets of an IPv6 address are removed.
     pub fn host(&self, default_port: u16) -> Result<(String, u16)> {
         let (host, port) = match self.hosts.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((host, "")) => (host, None),
@@ -83,22 +83,19 @@ impl Address {
         if host.is_empty() {
             return Err(bad("url", format!("names no host; it should look like {}://host", self.scheme)));
         }
-        // Neither is repeated: it may be a piece of a password.
+        // The error does not repeat the text: it may be part of a password.
         if host.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '[' | ']')) {
             return Err(bad("url", "must name one host, or an IPv6 address in brackets"));
         }
         let port = port.map_or(Some(default_port), |port| port.parse().ok());
         let port = port.ok_or_else(|| {
-            bad(
-                "url",
-                "has a port that is not a number (special characters in a password are written as %XX)",
-            )
+            bad("url", "has a port that is not a number (write special characters in a password as %XX)")
         })?;
         Ok((host.to_owned(), port))
     }
 }
 
-/// `%XX` to the byte that it stands for. A plus is a plus.
+/// Replaces `%XX` by the byte that it stands for. A plus stays a plus.
 fn decode(key: &str, text: &str) -> Result<String> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -110,9 +107,9 @@ fn decode(key: &str, text: &str) -> Result<String> {
         }
         let digit = |at: usize| behind.get(at).and_then(|digit| char::from(*digit).to_digit(16));
         let byte = digit(0).zip(digit(1)).and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
-        // Most likely a password that nobody has encoded; to go on with another would only be refused later.
+        // This is most likely a password that was not encoded; with a wrong one the server would refuse the login later.
         out.push(byte.ok_or_else(|| {
-            bad(key, "has a `%` without two hex digits behind it; a percent sign is written %25")
+            bad(key, "has a `%` without two hex digits after it; write a percent sign as %25")
         })?);
         rest = &behind[2..];
     }
@@ -122,10 +119,10 @@ fn decode(key: &str, text: &str) -> Result<String> {
 const UNITS: [(&str, f64); 6] =
     [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0), ("d", 86_400.0), ("w", 604_800.0)];
 
-/// A thousand years: nobody means more, and no clock overflows with it.
+/// A thousand years: no setting needs more, and no clock overflows with it.
 const LONGEST: f64 = 31_557_600_000.0;
 
-/// `500ms`, `1.5s`, `5m`, `2h`, `7d`, `1w`; none where it is not written like that.
+/// `500ms`, `1.5s`, `5m`, `2h`, `7d`, `1w`; none if the text has another form.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let text = text.trim();
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
@@ -134,7 +131,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     Some(number * factor).filter(|seconds| *seconds <= LONGEST).map(Duration::from_secs_f64)
 }
 
-/// A duration as [`parse_duration`] reads it, of a millisecond at least.
+/// A duration as [`parse_duration`] reads it, of at least one millisecond.
 pub fn duration(key: &str, text: &str) -> Result<Duration> {
     match parse_duration(text) {
         Some(duration) if duration.as_millis() > 0 => Ok(duration),
@@ -167,12 +164,12 @@ pub fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, text: &str, lea
     })
 }
 
-/// The permanent error of a setting that is wrong: its key and what is wrong with it.
+/// The permanent error for a wrong setting: its key and what is wrong with it.
 pub fn bad(key: &str, what: impl fmt::Display) -> Error {
     Error::permanent(Code::BAD_CONFIG, format!("`{}` {what}", key.escape_debug()))
 }
 
-/// The permanent error of a key that nobody knows.
+/// The permanent error for an unknown key.
 pub fn unknown(key: &str, known: &[&str]) -> Error {
     let list: Vec<String> = known.iter().map(|known| format!("`{known}`")).collect();
     bad(key, format!("is not a setting of this sink; there are {}", list.join(", ")))

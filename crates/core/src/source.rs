@@ -13,69 +13,69 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Capabilities, Error, Event, Policy, Result, Rules};
 
-/// Hands out events that nobody else is delivering, and is told what became of each.
+/// Hands out events that no other relay is delivering, and stores what became of each.
 ///
 /// # The contract
 ///
-/// - **At least once.** An event that was handed out and not settled comes again: after its lease, after a
-///   restart, after a takeover. Nothing but [`Verdict::Delivered`],
-///   [`Verdict::SettledInTransaction`], [`Verdict::Dead`] and [`Verdict::Unknown`] ends that.
+/// - **At least once.** An event that was handed out and not settled is handed out again: after its lease, after a
+///   restart, after a takeover. Only [`Verdict::Delivered`], [`Verdict::SettledInTransaction`], [`Verdict::Dead`]
+///   and [`Verdict::Unknown`] end this.
 /// - **Committed only.** An event of a transaction that rolled back is never handed out.
-/// - **Order.** Events of one key leave `next` in order, across calls. When an event of a key was settled as
-///   [`Verdict::Retry`] or [`Verdict::Away`], no later event of that key is handed out by a `next` that *began* after
-///   that settle returned, until the event is finished. (The relay takes care of calls that overlapped with the settle.)
-/// - **Fencing.** A settle by someone who has lost ownership changes nothing and is counted in
-///   [`Settled::fenced`]. Ownership is lost when its lease runs out; the batch's [`Ownership`] tells early.
-/// - **Attempts.** Handing out costs an attempt; [`Verdict::Released`] and [`Verdict::Away`] give it back; a lost lease
-///   costs none.
-/// - **Concurrency.** `next` and `settle` run side by side, one call of each at a time. Renewing leases while a
-///   batch is being delivered is the source's own business.
-/// - **Cancellation.** `next` and `settle` are awaited to the end, unless one hangs when the relay stops: after
-///   that only `close` is called. `wait` may be dropped, and `open` by a shutdown.
+/// - **Order.** `next` returns the events of one key in order, across calls. When an event of a key was settled as
+///   [`Verdict::Retry`] or [`Verdict::Away`], a `next` that *began* after that settle returned hands out no later event
+///   of that key, until the event is finished. (The relay handles calls that overlapped with the settle.)
+/// - **Fencing.** A settle by a relay that has lost ownership changes nothing and is counted in
+///   [`Settled::fenced`]. Ownership is lost when its lease runs out; the batch's [`Ownership`] shows this earlier.
+/// - **Attempts.** Handing out an event costs an attempt. [`Verdict::Released`] and [`Verdict::Away`] give the attempt
+///   back. A lost lease costs none.
+/// - **Concurrency.** `next` and `settle` run concurrently, one call of each at a time. The source itself renews leases
+///   while a batch is being delivered.
+/// - **Cancellation.** The relay awaits `next` and `settle` to the end, except for a call that hangs when the relay
+///   stops: after that, the relay calls only `close`. The relay may drop `wait` at any time, and `open` at a shutdown.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
-    /// The order that events are handed out in, and what a dead one means for its key. The relay asks once, when it
-    /// starts, and keeps to the answer.
+    /// The order in which events are handed out, and what a dead event means for its key. The relay asks once, when it
+    /// starts, and follows the answer.
     fn rules(&self) -> Rules;
 
-    /// Refuses policies that contradict what the source itself says of an event. Called before `open`.
+    /// Refuses a policy that contradicts what the source itself says about an event. Called before `open`.
     fn accepts(&self, _policy: &Policy) -> Result<()> {
         Ok(())
     }
 
-    /// Connects, checks the table, joins the other relays. Called before anything else, and again if it failed. `sink`
-    /// is what the sink promises and wants: a source that can give rows does so if [`Capabilities::wants_rows`] is set.
+    /// Connects, checks the table, joins the other relays. Called first, and again if it failed. `sink` says what the sink
+    /// promises and needs: a source that can hand out rows does so if [`Capabilities::wants_rows`] is set.
     async fn open(&self, _sink: &Capabilities) -> Result<()> {
         Ok(())
     }
 
-    /// What can be delivered right now, within `limits`; empty when there is nothing.
+    /// Returns what can be delivered now, within `limits`; an empty batch when there is nothing.
     async fn next(&self, limits: Limits) -> Result<Batch>;
 
-    /// Returns when there may be something new, or after `at_most`. A hint only: polling is the truth.
+    /// Returns when there may be something new, or after `at_most`. This is only a hint: the relay polls in any case.
     async fn wait(&self, at_most: Duration) {
         tokio::time::sleep(at_most).await;
     }
 
-    /// Takes the verdicts on events that were handed out, all of them or none when it returns an error.
+    /// Stores the verdicts on events that were handed out: all of them, or none when it returns an error.
     async fn settle(&self, settlements: &[Settlement]) -> Result<Settled>;
 
-    /// What is left to deliver; asked when a relay is to stop at an empty backlog.
+    /// What is left to deliver. Called when the relay is to stop at an empty backlog.
     async fn backlog(&self) -> Result<Backlog>;
 
-    /// Gives back what is still held and leaves. Nothing is called after it. It is called also when opening
-    /// failed or was given up, and after a `next` or a `settle` that hung at a shutdown was dropped.
+    /// Gives back what this relay still holds, and leaves the group. No method is called after `close`. It is also called
+    /// when `open` failed or was abandoned, and after a `next` or a `settle` that hung at a shutdown was dropped.
     async fn close(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// How much the relay has room for.
+/// How much a relay can take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// At most so many events.
+    /// The most events.
     pub events: usize,
-    /// At most so many bytes, though always at least one event.
+    /// The most bytes. A batch may always have one event, however large.
     pub bytes: usize,
 }
 
@@ -84,9 +84,9 @@ pub struct Limits {
 pub struct Batch {
     /// The events, in order.
     pub deliveries: Vec<Delivery>,
-    /// Rows that cannot become an event (payload that is not JSON, unknown op): settled as dead.
+    /// Rows that cannot become an event (the payload is not JSON, the op is unknown). The relay settles them as dead.
     pub rejects: Vec<Reject>,
-    /// Says when these are no longer ours.
+    /// Says whether these events still belong to this relay.
     pub ownership: Ownership,
 }
 
@@ -102,22 +102,22 @@ impl Batch {
     }
 }
 
-/// One event on its way, with what the engine needs to judge it.
+/// One event that is being delivered, with what the engine needs to judge it.
 #[derive(Debug, Clone)]
 pub struct Delivery {
     /// The event.
     pub event: Event,
     /// The source's handle for it.
     pub position: Position,
-    /// Which attempt this is, from one.
+    /// The number of this attempt, starting at one.
     pub attempt: u32,
     /// The event's own limit, if it has one.
     pub max_attempts: Option<u32>,
     /// How often a relay vanished while it held this event.
     pub lost_leases: u32,
-    /// The replay that asked for it again, by a number that no other replay has: [`crate::log::Replay::id`]. None for
-    /// what is delivered for the first time, and for repeats that nobody asked for (a crash, a takeover): where a
-    /// destination knows repeats by an id, those stay under the event's own.
+    /// The replay that asked for this event again, by its unique number: [`crate::log::Replay::id`]. None for a first
+    /// delivery, and for repeats that no operator asked for (after a crash or a takeover): a destination that
+    /// recognizes repeats by an id sees those under the event's own id.
     pub replay: Option<i64>,
 }
 
@@ -134,7 +134,7 @@ pub struct Reject {
     pub error: Error,
 }
 
-/// The source's own handle for an event that it handed out. Opaque to everyone else.
+/// The source's own handle for an event that it handed out. Opaque to all other code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position(pub u64);
 
@@ -143,35 +143,35 @@ pub struct Position(pub u64);
 pub enum Verdict {
     /// The sink has it.
     Delivered,
-    /// It failed, and is to be tried again after this long.
+    /// The delivery failed, and is to be tried again after `after`.
     Retry {
         /// How long to wait.
         after: Duration,
         /// Why it failed.
         error: Error,
     },
-    /// Its destination is away: it waits as long, as a retry does, with its key behind it, and is given back its
-    /// attempt. It is not in anybody's hands meanwhile.
+    /// The event's destination is unavailable. The event waits for `after`, as for a retry, the later events of its key
+    /// wait behind it, and the attempt is given back. No relay holds the event meanwhile.
     Away {
         /// How long to wait.
         after: Duration,
-        /// What is wrong with the destination, to be stored with it.
+        /// What is wrong with the destination, to be stored with the event.
         error: Error,
     },
-    /// It was given up on. It stays until a person decides.
+    /// The event was given up on. It stays until a person decides.
     Dead {
         /// Why.
         error: Error,
     },
-    /// The outcome cannot be known: kept for reconciliation, out of reach of automatic and bulk retry.
+    /// The outcome cannot be known. The event is kept for reconciliation; no automatic or bulk retry touches it.
     Unknown {
         /// What was seen.
         error: Error,
     },
-    /// The sink has it, and has written so in the handler's own transaction: see
-    /// [`crate::log::Log::committing`]. To a source that knows no such thing it is [`Verdict::Delivered`].
+    /// The sink has the event, and recorded this in the handler's own transaction: see
+    /// [`crate::log::Log::committing`]. A source without such transactions treats it as [`Verdict::Delivered`].
     SettledInTransaction,
-    /// It was not tried, or not to its end; given back without costing an attempt.
+    /// The delivery was not tried, or not finished. The event is given back, and this costs no attempt.
     Released,
 }
 
@@ -189,28 +189,28 @@ pub struct Settlement {
 pub struct Settled {
     /// Verdicts that took effect.
     pub applied: usize,
-    /// Verdicts refused because somebody else owns the event now.
+    /// Verdicts that were refused because this relay no longer owns the event.
     pub fenced: usize,
 }
 
 /// What is left in an outbox, for one pipeline.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Events that are neither done nor dead nor unknown, those of blocked keys included.
+    /// Events that are neither done nor dead nor unknown, including those of blocked keys.
     pub unfinished: u64,
-    /// Of these, events behind a dead one whose key stays blocked: only a person moves them.
+    /// Of these, events behind a dead one whose key stays blocked: only a person can unblock them.
     pub blocked: u64,
     /// Of these, events that wait for a time, as far as the source knows.
     pub not_due: u64,
-    /// How long until the first of those is due; none where that is unknown, or never.
+    /// How long until the first of those is due; none if this is unknown, or if none of them will be due.
     pub next_due: Option<Duration>,
 }
 
 /// Says whether a batch still belongs to this relay.
 ///
-/// It has a deadline by the local monotonic clock, which each renewal moves on, so that a process that was
-/// paused past its lease knows it the moment it wakes up, before any renewal could run. The database decides
-/// in the end; this only spares duplicates.
+/// An ownership has a deadline on the local monotonic clock, and each renewal extends it. So a process that was paused
+/// for longer than its lease knows this as soon as it runs again, before any renewal could run. The database has the
+/// final decision; this type only avoids duplicates.
 #[derive(Debug, Clone)]
 pub struct Ownership(Arc<OwnershipInner>);
 
@@ -222,7 +222,7 @@ struct OwnershipInner {
 }
 
 impl Ownership {
-    /// Ownership for `lease` from `since`, which is when the statement that gave it was *sent*.
+    /// Ownership for `lease` from `since`, the time when the statement that granted it was *sent*.
     pub fn leased(since: Instant, lease: Duration) -> Self {
         let inner =
             OwnershipInner { start: since, deadline_ms: AtomicU64::new(0), lost: CancellationToken::new() };
@@ -231,7 +231,7 @@ impl Ownership {
         ownership
     }
 
-    /// Ownership that only ends by [`Ownership::lose`].
+    /// Ownership that ends only by [`Ownership::lose`].
     pub fn forever() -> Self {
         Self::leased(Instant::now(), Duration::from_secs(u64::from(u32::MAX)))
     }
@@ -243,18 +243,18 @@ impl Ownership {
         self.0.deadline_ms.fetch_max(deadline, Ordering::AcqRel);
     }
 
-    /// Another one with the same deadline, which outlives this one's [`Ownership::lose`].
+    /// A new ownership with the same deadline. [`Ownership::lose`] on `self` does not end it.
     pub(crate) fn succeed(&self) -> Self {
         let deadline_ms = AtomicU64::new(self.0.deadline_ms.load(Ordering::Acquire));
         Self(Arc::new(OwnershipInner { start: self.0.start, deadline_ms, lost: CancellationToken::new() }))
     }
 
-    /// Ends it.
+    /// Ends the ownership.
     pub fn lose(&self) {
         self.0.lost.cancel();
     }
 
-    /// Whether it has ended.
+    /// Whether the ownership has ended.
     pub fn is_lost(&self) -> bool {
         let elapsed = u64::try_from(self.0.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.0.lost.is_cancelled() || elapsed >= self.0.deadline_ms.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! The life of a row in a queue, and what moves it.
+//! The states of a row in a queue, and the transitions between them.
 //!
 //! ```text
 //!            claim                    deliver
@@ -9,10 +9,10 @@
 //!    └────────── operator's retry ◀───────────┴─────────────────┘
 //! ```
 //!
-//! A store writes these transitions in its own SQL, each fenced by the claim's token. `relay/judge.rs` says which one follows from a
-//! sink's answer. The conformance suites of `airtight-testkit` hold every store to them.
+//! Each store writes these transitions in its own SQL, fenced by the claim's token. `relay/judge.rs` decides which
+//! transition follows from a sink's outcome. The conformance suites of `airtight-testkit` check them for every store.
 
-/// The states, as words: what a table's status column means.
+/// The states of a row, as a table's status column stores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
     /// Waits to be claimed, for the first time or again.
@@ -42,13 +42,13 @@ impl State {
         }
     }
 
-    /// Reads a canonical word.
+    /// The state that a canonical word stands for.
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == word)
     }
 
-    /// Whether an operator's retry may bring a row of this state back: all but a done one, which has
-    /// happened, and a processing one, whose owner is at it.
+    /// Whether an operator may retry a row of this state: every state except done, since the event was delivered, and
+    /// processing, since a relay owns the row.
     pub fn can_retry(self) -> bool {
         matches!(self, Self::Pending | Self::Dead | Self::Unknown)
     }

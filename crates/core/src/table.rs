@@ -1,8 +1,8 @@
-//! `TableSpec`: which column of whose table means what.
+//! `TableSpec`: what each column of an outbox table means.
 //!
-//! A statement that reads or settles rows of a mapped table names no column and no status word; it asks the spec. The
-//! canonical table has a spec, too, but PostgreSQL has statements for its queue that name the canonical columns. What
-//! a table cannot hold (next retry time, error, lease, claim token) lives in a side table of airtight's own, keyed by
+//! A statement that reads or settles rows of a mapped table takes the names of columns and status words from the spec.
+//! The canonical table has a spec, too, but PostgreSQL has statements for its queue that name the canonical columns. What
+//! a table has no column for (next retry time, error, lease, claim token) is in a side table that airtight owns, keyed by
 //! the event.
 
 mod roles;
@@ -16,14 +16,14 @@ pub struct TableSpec {
     pub schema: Option<String>,
     /// The table.
     pub table: String,
-    /// The column that tells rows apart: unique, and what settles go by.
+    /// The unique column that identifies a row. Settles use it.
     pub identity: String,
     /// The event's id.
     pub id: String,
     /// The ascending column. Without one the order is `created_at, identity`, unspecified within a
     /// transaction.
     pub seq: Option<String>,
-    /// When the row was written; what retention of unfinished rows and the order without `seq` go by.
+    /// When the row was written. Retention of unfinished rows and the order without `seq` use it.
     pub created_at: Option<String>,
     /// Logical topic.
     pub stream: Field,
@@ -43,7 +43,7 @@ pub struct TableSpec {
     pub payload_bytes: Option<String>,
     /// A JSON object of strings.
     pub headers: Option<String>,
-    /// When it happened; `created_at` stands in.
+    /// When it happened; by default `created_at`.
     pub occurred_at: Option<String>,
     /// Version of the payload's schema.
     pub schema_version: Option<String>,
@@ -51,7 +51,7 @@ pub struct TableSpec {
     pub max_attempts: Option<String>,
     /// Further columns for the envelope, as (name there, column here).
     pub extra: Vec<(String, String)>,
-    /// The status column and its words; a table without one cannot be read as a queue.
+    /// The status column and its words. A table without one cannot be read as a queue.
     pub status: Option<StatusSpec>,
     /// The column that counts attempts or retries.
     pub count: Option<Count>,
@@ -61,7 +61,7 @@ pub struct TableSpec {
     pub locked_until: Option<String>,
     /// The claim token, text or UUID; `locked_by` serves.
     pub claim_token: Option<String>,
-    /// How often a relay vanished with the row.
+    /// How often a relay vanished while it held the row.
     pub lost_leases: Option<String>,
     /// The last error's code.
     pub error_code: Option<String>,
@@ -73,27 +73,27 @@ pub struct TableSpec {
     pub updated_at: Option<String>,
     /// When it was last claimed.
     pub last_attempt_at: Option<String>,
-    /// A stored hash partition of the key, where the table has one.
+    /// A stored hash of the key, if the table has one.
     pub partition: Option<String>,
-    /// A stored column with 0 for open, 1 for dead or unknown, 2 for done, where the table has one: what the
-    /// claim's index goes by, so that a claim changes nothing that is indexed.
+    /// A stored column with 0 for open, 1 for dead or unknown, 2 for done, if the table has one. The claim's index uses
+    /// it, so that a claim changes no indexed column.
     pub phase: Option<String>,
-    /// The zone of timestamps that carry none.
+    /// The time zone of timestamps without one.
     pub zone: String,
-    /// What only matters when the table is followed as a log.
+    /// What only a log uses.
     pub log: LogSpec,
 }
 
-/// What a table that is followed as a log may have of its own.
+/// What only a table that is followed as a log has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogSpec {
-    /// Where the body is, when the table only refers to it.
+    /// Where the body is, if the table only refers to it.
     pub lookup: Option<Lookup>,
-    /// A table of offsets that is not airtight's own.
+    /// A table of offsets that the application owns.
     pub offsets: Option<OffsetTable>,
-    /// The channel that the application notifies on.
+    /// The channel on which the application notifies.
     pub channel: Option<String>,
-    /// Which events the inbox takes for the same.
+    /// Which events the inbox treats as the same.
     pub dedupe: DedupeKey,
 }
 
@@ -110,8 +110,8 @@ pub struct Lookup {
     pub by: String,
 }
 
-/// An offset per consumer in a table of the application's own. It moves by compare-and-set, so a value that an
-/// operator changes by hand wins; such a consumer has one partition.
+/// An offset per consumer in a table that the application owns. It moves by compare-and-set, so a value that an
+/// operator sets directly is kept. Such a consumer has one partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OffsetTable {
     /// The schema, where the database has such a thing.
@@ -126,7 +126,7 @@ pub struct OffsetTable {
     pub updated_at: Option<String>,
 }
 
-/// What airtight's own outbox is made for.
+/// How the canonical table is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Shape {
     /// Rows with a status, claimed and settled one by one.
@@ -176,9 +176,9 @@ impl Field {
 /// What the payload's column holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadKind {
-    /// A JSON type of the database's: always valid.
+    /// A JSON type of the database: always valid.
     Json,
-    /// Text that is meant to be JSON: checked row by row.
+    /// Text that should be JSON: checked row by row.
     JsonText,
     /// Text of any kind: passed on as bytes, unread.
     Text,
@@ -195,17 +195,17 @@ pub struct StatusSpec {
     pub new: Role,
     /// Failed before, to be tried again.
     pub retrying: Role,
-    /// Claimed; none where the table has no word for it, and the side table alone knows.
+    /// Claimed; none if the table has no word for it: then only the side table knows.
     pub processing: Option<Role>,
     /// Delivered.
     pub done: Role,
     /// Given up on.
     pub dead: Role,
-    /// Outcome not known; none where the table has no word: then it is dead, and the side table knows more.
+    /// Outcome unknown; none if the table has no word for it: then the row says dead, and the side table says unknown.
     pub unknown: Option<Role>,
 }
 
-/// A word in the status column, and what else tells its role apart from another with the same word.
+/// A word in the status column, and a condition that distinguishes its role from another role with the same word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Role {
     /// The word.
@@ -215,7 +215,7 @@ pub struct Role {
 }
 
 impl Role {
-    /// A role that its word alone decides.
+    /// A role that its word alone identifies.
     pub fn word(word: impl Into<String>) -> Self {
         Self { word: word.into(), when: None }
     }
@@ -226,7 +226,7 @@ impl Role {
     }
 }
 
-/// `column < value` and the like; plain data, so that nothing from a config is spliced into SQL.
+/// A condition such as `column < value`. It is plain data, so that no text of a config becomes part of SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
     /// The column.
@@ -318,7 +318,7 @@ impl TableSpec {
         }
     }
 
-    /// The canonical log: what the canonical table has of an event, and nothing that would ever change.
+    /// The canonical log: the event's columns of the canonical table, without the columns that change.
     pub fn canonical_log(schema: Option<&str>, table: &str) -> Self {
         Self {
             status: None,
@@ -405,7 +405,7 @@ impl TableSpec {
         }
     }
 
-    /// Whether everything that a claim must remember has a column, so that no side table is needed.
+    /// Whether there is a column for everything that a claim must store, so that no side table is needed.
     pub fn is_self_contained(&self) -> bool {
         self.count.is_some()
             && self.next_retry_at.is_some()
@@ -416,7 +416,7 @@ impl TableSpec {
             && self.status.as_ref().is_some_and(|status| status.processing.is_some())
     }
 
-    /// The columns that make an event, and tell its row: what must be in the WAL.
+    /// The columns that make an event and identify its row: they must be in the WAL.
     pub fn event_columns(&self) -> Vec<&str> {
         let fields = [&self.stream, &self.event_type, &self.aggregate_type, &self.aggregate_id];
         let optional = [
@@ -472,8 +472,8 @@ impl TableSpec {
         })
     }
 
-    /// The column that says how long ago an event was delivered. When it was written is another matter: by that an
-    /// event that waited long would be removed the moment it is delivered, so it is only used if asked for.
+    /// The column that says how long ago an event was delivered. The time when the event was written is used only on
+    /// request: by that time, an event that waited long would be removed as soon as it is delivered.
     pub fn age_column(&self, by_creation: bool) -> Result<&str> {
         let delivered = self.finished_at.as_deref().or(self.updated_at.as_deref());
         let created = self.created_at.as_deref();
@@ -488,7 +488,7 @@ impl TableSpec {
             Error::permanent(
                 Code::NO_TIME,
                 format!(
-                    "{} has no column that says when an event was delivered, so nobody can tell which are old",
+                    "{} has no column that says when an event was delivered, so the old events cannot be found",
                     self.display_name()
                 ),
             )
@@ -496,7 +496,7 @@ impl TableSpec {
         })
     }
 
-    /// The status spec, or an error that says what such a table can do instead.
+    /// The status spec, or an error that says how such a table can be read instead.
     pub fn require_status(&self) -> Result<&StatusSpec> {
         self.status.as_ref().ok_or_else(|| {
             Error::permanent(
@@ -510,7 +510,7 @@ impl TableSpec {
     }
 }
 
-/// Quotes an identifier, as standard SQL has it.
+/// Quotes an identifier as in standard SQL.
 pub fn quote(identifier: &str) -> String {
     format!("\"{}\"", identifier.replace('"', "\"\""))
 }

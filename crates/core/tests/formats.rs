@@ -15,7 +15,7 @@ use time::macros::datetime;
 const KAFKA: Carrier = Carrier { has_key: true, has_tombstones: true, cloudevents_prefix: "ce_" };
 const OTHER: Carrier = Carrier { has_key: false, has_tombstones: false, cloudevents_prefix: "ce-" };
 
-/// The message of the first document's §6.
+/// A typical event, with a JSON payload.
 fn ingested() -> Event {
     Event {
         id: "0198f3c2-7b1e-7c3a-9d2f-0a1b2c3d4e5f".into(),

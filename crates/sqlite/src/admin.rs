@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     NewEvent, Published, Result,
-    admin::{Acted, Admin, BlockedKey, Detail, Filter, Finding, Prune, Removed, Row, Status},
+    admin::{Acted, Admin, BlockedKey, Detail, EventRow, Filter, Finding, Prune, Removed, Status},
     log::LogAdmin,
     queue::RowKey,
     state::State,
@@ -59,7 +59,7 @@ impl Admin for SqliteOutbox {
         inspect::status(self).await
     }
 
-    async fn list(&self, filter: &Filter) -> Result<Vec<Row>> {
+    async fn list(&self, filter: &Filter) -> Result<Vec<EventRow>> {
         if self.is_log() {
             return log::inspect::list(self, filter).await;
         }

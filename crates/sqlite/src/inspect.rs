@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use airtight_core::{
     Code, Error, Result,
     admin::{
-        AWAY_SHOWN, AwayStatus, BlockedKey, Detail, Filter, Finding, RelayStatus, Row, Status, StreamStatus,
+        AWAY_SHOWN, AwayStatus, BlockedKey, Detail, EventRow, Filter, Finding, RelayStatus, Status,
+        StreamStatus,
     },
     queue::RowKey,
     state::State,
@@ -33,7 +34,7 @@ const COUNT_DONE: u32 = 1_000_000;
 
 // --- lists ----------------------------------------------------------------------------------------------
 
-pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<Row>> {
+pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<EventRow>> {
     let sql = outbox.queue_sql()?;
     let mut conn = outbox.acquire().await?;
     let rows = select(&mut conn, sql, filter).await?;
@@ -134,12 +135,12 @@ fn columns(sql: &Sql) -> String {
     .join(", ")
 }
 
-pub(crate) fn read(row: &SqliteRow) -> Row {
+pub(crate) fn read(row: &SqliteRow) -> EventRow {
     let text = |at| lossy(row, at).unwrap_or_default();
     let number = |at| integer(row, at).and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
     let retry_at = lossy(row, 10);
     let held = retry_at.as_deref() == Some(HELD);
-    Row {
+    EventRow {
         seq: integer(row, 1).unwrap_or(0),
         id: text(2),
         stream: text(3),

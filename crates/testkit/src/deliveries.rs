@@ -1,4 +1,4 @@
-//! What tests hand to a sink, and how they read what it answers and what it wrote.
+//! The deliveries that tests give to a sink, and helpers to read its outcomes and what it wrote.
 
 use airtight_core::{Class, Delivery, Error, Event, Op, Outcome, Payload, Position, event::Headers};
 use time::OffsetDateTime;
@@ -33,8 +33,8 @@ pub fn of(event: Event) -> Delivery {
     Delivery { event, position, attempt: 1, max_attempts: None, lost_leases: 0, replay: None }
 }
 
-/// A letter for each outcome: delivered (or there already, or committed), permanent, retryable, unavailable, skipped, and `?` where
-/// nobody knows.
+/// A letter for each outcome: delivered (also duplicate or committed), permanent, retryable, unavailable, skipped, and `?`
+/// for unknown.
 pub fn letters(outcomes: &[Outcome]) -> String {
     let letter = |outcome: &Outcome| match outcome {
         Outcome::Delivered | Outcome::Duplicate | Outcome::Committed => 'd',
@@ -49,11 +49,11 @@ pub fn letters(outcomes: &[Outcome]) -> String {
     outcomes.iter().map(letter).collect()
 }
 
-/// The error of an outcome that is one.
+/// The error of an outcome.
 ///
 /// # Panics
 ///
-/// If it is none.
+/// If the outcome has no error.
 #[track_caller]
 pub fn error_of(outcome: &Outcome) -> Error {
     match outcome {
@@ -66,7 +66,7 @@ pub fn error_of(outcome: &Outcome) -> Error {
 ///
 /// # Panics
 ///
-/// If it is not what that makes.
+/// If the text is not the output of `percent_encode`.
 pub fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

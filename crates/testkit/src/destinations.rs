@@ -1,6 +1,6 @@
-//! What every sink with several destinations owes its relay when one of them is away: the others go on, nothing is spent,
-//! and what waits can be seen and discarded. Run against the real thing, since it is the sink that must tell the two
-//! apart.
+//! What every sink with several destinations must do when one of them is unavailable: events for the others continue, no
+//! attempt is spent, and the waiting events can be listed and discarded. The check runs against the real broker, since
+//! the sink must distinguish an unavailable destination from an unavailable broker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,28 +13,28 @@ use airtight_core::{
 
 use crate::{memory_queue::MemoryStore, wait::eventually};
 
-/// As long as the healthy ones may take, on a busy machine.
+/// How long the deliveries to the healthy destination may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(25);
 const GOOD: usize = 300;
 const BAD: usize = 30;
 
-/// One destination that is away, and one that is not, by the streams of the events that go there.
+/// One destination that is unavailable, and one that works, by the streams of the events that go there.
 pub struct OneAway<'a> {
-    /// The stream of those that can be delivered.
+    /// The stream of the events that can be delivered.
     pub good: &'a str,
-    /// The stream of those that cannot.
+    /// The stream of the events that cannot.
     pub bad: &'a str,
     /// The code of the sink's error.
     pub code: &'a str,
-    /// What the status must say of the destination.
+    /// What the status must say about the destination.
     pub named: &'a str,
 }
 
-/// Publishes to both, expects the healthy ones to be delivered, then has the other mended and expects the rest.
+/// Publishes to both, expects that the healthy one gets its events, then has the other one fixed and expects the rest.
 ///
 /// # Panics
 ///
-/// If the sink, or the relay, does otherwise.
+/// If the sink or the relay behaves differently.
 pub async fn one_away(sink: impl Sink, case: OneAway<'_>, mend: impl AsyncFnOnce()) {
     let event = |stream: &str, n: usize| {
         NewEvent::new(stream, "Tested", "Test", format!("{stream}-{}", n % 10)).json_text("{}")

@@ -1,11 +1,11 @@
 //! A sink that fails on purpose.
 //!
-//! [`FaultySink`] stands in front of any sink and spoils chosen deliveries: by a rule, or at random from a
-//! seed. The fault that matters most is [`Fault::DeliverThenFail`]: the destination has the event, and nobody
-//! was told. A relay that survives all of them loses nothing.
+//! [`FaultySink`] wraps any sink and makes chosen deliveries fail: by a rule, or at random from a seed. The most
+//! important fault is [`Fault::DeliverThenFail`]: the destination has the event, but the relay does not know. A relay
+//! that works with all of these faults loses nothing.
 //!
-//! The wrapper keeps what the wrapped sink promises: after a spoiled event, the later ones of its key in the
-//! same batch are skipped and not sent, so an order that comes out wrong is the relay's fault.
+//! The wrapper keeps what the wrapped sink promises: after an event with a fault, the later events of its key in the
+//! same batch are skipped and not sent. So a wrong order is the relay's fault.
 
 use std::{
     collections::HashSet,
@@ -26,34 +26,34 @@ pub enum Fault {
     None,
     /// Fails with this error; the event was not sent.
     Fail(Error),
-    /// Sends the event, then fails with this error all the same.
+    /// Sends the event, then fails with this error.
     DeliverThenFail(Error),
     /// Reports that the outcome cannot be known.
     Unknown {
-        /// Whether the event was sent in truth.
+        /// Whether the event was really sent.
         delivered: bool,
     },
-    /// Answers short: no outcome for this event and for those behind it, none of which was sent, but for
-    /// this one where told so.
+    /// Returns too few outcomes: none for this event and those behind it. None of these was sent, except for this one if
+    /// `delivered` says so.
     AnswerShort {
-        /// Whether this event was sent in truth.
+        /// Whether this event was really sent.
         delivered: bool,
     },
     /// Panics, after what came before it in the batch was sent.
     Panic,
-    /// Takes this long, then goes on as if nothing were wrong.
+    /// Takes this long, then continues normally.
     Delay(Duration),
-    /// Stands still until the gate opens, then goes on as if nothing were wrong.
+    /// Waits until the gate opens, then continues normally.
     Hang(Gate),
 }
 
 impl Fault {
-    /// Fails before sending, in a way that a retry may cure.
+    /// Fails before sending, with a retryable error.
     pub fn retryable() -> Self {
         Self::Fail(Error::retryable(Code::custom("injected"), "an injected retryable failure"))
     }
 
-    /// Fails before sending, for good.
+    /// Fails before sending, with a permanent error.
     pub fn permanent() -> Self {
         Self::Fail(Error::permanent(Code::custom("injected"), "an injected permanent failure"))
     }
@@ -71,7 +71,7 @@ impl Fault {
         )
     }
 
-    /// Sends, then fails in a way that a retry may cure.
+    /// Sends, then fails with a retryable error.
     pub fn lost_answer() -> Self {
         Self::DeliverThenFail(Error::retryable(
             Code::custom("injected"),
@@ -80,7 +80,7 @@ impl Fault {
     }
 }
 
-/// Something to wait at until it is opened. Clones are the same gate.
+/// A gate that callers wait at until it is opened. All clones are the same gate.
 #[derive(Clone)]
 pub struct Gate(Arc<GateInner>);
 
@@ -96,12 +96,12 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A closed one.
+    /// A closed gate.
     pub fn new() -> Self {
         Self(Arc::new(GateInner { open: watch::Sender::new(false), arrived: watch::Sender::new(0) }))
     }
 
-    /// Opens it, for good.
+    /// Opens the gate, permanently.
     pub fn open(&self) {
         self.0.open.send_replace(true);
     }
@@ -136,7 +136,7 @@ pub struct Odds {
     pub unavailable: u8,
     /// Sent, then a retryable failure.
     pub lost_answer: u8,
-    /// Reported as unknown, sent or not. The event is out of reach of retries.
+    /// Reported as unknown, sent or not. Retries do not touch the event.
     pub unknown: u8,
     /// No outcome, sent or not.
     pub answer_short: u8,
@@ -218,37 +218,37 @@ impl<S> Clone for FaultySink<S> {
 }
 
 impl<S: Sink> FaultySink<S> {
-    /// One without faults yet.
+    /// A sink without faults yet.
     pub fn new(sink: S) -> Self {
         let state = State { rule: Arc::new(|_| Fault::None), down: None, injected: 0 };
         Self(Arc::new(Inner { sink, state: Mutex::new(state) }))
     }
 
-    /// One with random faults. The same seed spoils the same attempts of the same events.
+    /// A sink with random faults. With the same seed, the same attempts of the same events fail.
     pub fn seeded(sink: S, seed: u64, odds: Odds) -> Self {
         let faulty = Self::new(sink);
         faulty.set_rule(move |delivery| odds.draw(seed, delivery));
         faulty
     }
 
-    /// One with faults by this rule.
+    /// A sink with faults by this rule.
     #[must_use]
     pub fn rule(self, rule: impl Fn(&Delivery) -> Fault + Send + Sync + 'static) -> Self {
         self.set_rule(rule);
         self
     }
 
-    /// Goes by another rule from now on.
+    /// Uses another rule from now on.
     pub fn set_rule(&self, rule: impl Fn(&Delivery) -> Fault + Send + Sync + 'static) {
         self.state().rule = Arc::new(rule);
     }
 
-    /// Takes the destination down with this error, `open` included, or up again.
+    /// Makes the destination fail with this error, also in `open`, or work again.
     pub fn set_down(&self, error: Option<Error>) {
         self.state().down = error;
     }
 
-    /// The sink behind.
+    /// The wrapped sink.
     pub fn inner(&self) -> &S {
         &self.0.sink
     }

@@ -1,7 +1,7 @@
 //! A scripted HTTP/1.1 server on a free loopback port, for sinks that speak HTTP.
 //!
-//! Written on a bare socket because tests need what a framework is there to prevent: answers that stop
-//! half-way, never end or never come, and a server that vanishes from its port and comes back.
+//! It uses a plain socket because tests need what a framework prevents: answers that stop in the middle, never end or
+//! never come, and a server that stops listening on its port and starts again.
 
 use std::{
     collections::VecDeque,
@@ -179,7 +179,7 @@ impl Shared {
     }
 }
 
-/// A server that does as it is told, and remembers what it was sent. Answers 200 unless told otherwise.
+/// A server that follows a script, and records the requests. It answers 200 by default.
 pub struct HttpServer {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -205,7 +205,7 @@ impl HttpServer {
         server
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }

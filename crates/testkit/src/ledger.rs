@@ -1,18 +1,18 @@
-//! Which tests met a real server, and which had to do without.
+//! Records which tests ran against a real server, and which were skipped.
 //!
-//! Each test leaves a line in the file that `AIRTIGHT_TEST_LEDGER` names, so that `scripts/test` can say how many
-//! tests have met a real server, which have not, and which checks of a conformance suite a backend cannot run.
+//! Each test appends a line to the file that `AIRTIGHT_TEST_LEDGER` names, so that `scripts/test` can report how many
+//! tests ran against a real server, which did not, and which checks of a conformance suite a backend cannot run.
 
 use std::{env, fs::OpenOptions, io::Write, path::Path};
 
 const LEDGER: &str = "AIRTIGHT_TEST_LEDGER";
 
-/// Notes that a test has met a real `server` (`postgres`, `kafka`, …).
+/// Records that a test runs against a real `server` (`postgres`, `kafka`, …).
 pub fn met(server: &str, test_name: &str) {
     note(&format!("{server} {}", qualified(test_name)));
 }
 
-/// Says that a test is left out because the variable `unset` is: `what` says what is missing.
+/// Records that a test is skipped because the variable `unset` is not set; `what` says what is missing.
 ///
 /// # Panics
 ///
@@ -33,7 +33,7 @@ pub fn skip_for(test_name: &str, reason: &str) {
     note(&format!("skipped {test}: {reason}"));
 }
 
-/// The same for a test that does without elsewhere, too: what it needs cannot be had everywhere.
+/// The same for a test that may be skipped in CI, too, because what it needs is not available everywhere.
 pub fn leave_out(test_name: &str, what: &str, unset: &str) {
     let test = qualified(test_name);
     let reason = format!("{what} ({unset} is not set; see scripts/services)");
@@ -41,8 +41,8 @@ pub fn leave_out(test_name: &str, what: &str, unset: &str) {
     note(&format!("left-out {test}: {reason}"));
 }
 
-/// Notes that a backend cannot run a conformance check, or the rest of it: it does not do what the check is about. `lacks`
-/// names what.
+/// Records that a backend cannot run a conformance check, or the rest of it, because it lacks the feature that the check
+/// is about. `lacks` names the feature.
 pub fn cannot(check: &str, lacks: &str) {
     let thread = std::thread::current();
     // libtest names a test's thread after the test, with its modules.
@@ -59,12 +59,12 @@ pub fn in_ci() -> bool {
     variable("CI").is_some_and(|value| value != "false" && value != "0")
 }
 
-/// An environment variable that is set to something.
+/// The value of an environment variable, if it is not empty.
 pub fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// The test's name behind that of its binary, because two crates may well use the same one.
+/// The test's name after that of its binary, because two crates may use the same test name.
 fn qualified(test_name: &str) -> String {
     let binary = env::current_exe().ok();
     let stem = binary.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str());

@@ -1,4 +1,4 @@
-//! What a test's own thread has logged.
+//! The log of a test's own thread.
 
 use std::{
     io::{self, Write},
@@ -20,7 +20,7 @@ pub struct Logged {
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Logged {
-    /// Begins to take down what is logged, from INFO on.
+    /// Starts to record what is logged, at INFO and above.
     pub fn start() -> Self {
         // With one subscriber in the whole process, whatever another thread logs first is off for good.
         static ANOTHER: OnceLock<Dispatch> = OnceLock::new();

@@ -1,11 +1,11 @@
 //! A log in memory: the reference model that real stores are compared to, and a store that can be made to fail.
 //!
 //! [`MemoryLogStore`] keeps the whole contract of [`LogStore`] and of [`airtight_core::log::LogAdmin`]. Its clones
-//! share everything; [`MemoryLogStore::connection`] shares the tables but has faults and counters of its own.
+//! share everything; [`MemoryLogStore::connection`] shares the tables but has its own faults and counters.
 //! Its clock is real time plus whatever [`MemoryLogStore::advance`] added.
 //!
-//! A transaction draws its numbers when it publishes and is seen when it commits, so tests can leave *holes*: open
-//! ones, that may still be filled, and dead ones, left by a rollback. Retention moves the floor.
+//! A transaction gets its numbers when it publishes, and its events become visible when it commits. So tests can leave
+//! *holes*: open holes, which may still be filled, and dead holes, which a rollback left. Retention moves the floor.
 
 mod admin;
 mod tables;
@@ -75,7 +75,7 @@ impl MemoryLogStore {
         Self { database: Arc::new(database), script: Arc::default() }
     }
 
-    /// Another connection to the same log, with faults and counters of its own.
+    /// Another connection to the same log, with its own faults and counters.
     #[must_use]
     pub fn connection(&self) -> Self {
         Self { database: self.database.clone(), script: Arc::default() }
@@ -83,7 +83,7 @@ impl MemoryLogStore {
 
     // --- producers --------------------------------------------------------------------------------------
 
-    /// Publishes in a transaction of its own.
+    /// Publishes in a separate transaction.
     pub fn publish(&self, events: &[NewEvent]) -> Vec<Published> {
         let mut transaction = self.begin();
         for event in events {
@@ -107,7 +107,7 @@ impl MemoryLogStore {
 
     // --- the clock --------------------------------------------------------------------------------------
 
-    /// Moves the store's clock on. Relays do not notice: to them it is as if the database had been far away.
+    /// Moves the store's clock on. Relays do not notice: to them, the database's clock has jumped.
     pub fn advance(&self, by: Duration) {
         *lock(&self.database.ahead) += by;
     }
@@ -154,12 +154,12 @@ impl MemoryLogStore {
         self.script.calls(verb)
     }
 
-    /// Evicts every relay, as if their leases had run out and somebody had acted on it.
+    /// Evicts every relay, as if their leases had run out and another relay had noticed.
     pub fn evict_all(&self) {
         self.tables().evict_all();
     }
 
-    /// Makes every lease run out now. Nobody has acted on it yet.
+    /// Makes every lease run out now. No relay has noticed yet.
     pub fn expire_leases(&self) {
         let now = self.now();
         self.tables().expire(now);
@@ -172,7 +172,7 @@ impl MemoryLogStore {
 
     // --- looking ----------------------------------------------------------------------------------------
 
-    /// The offset of each partition of a consumer; empty for one that nobody has heard of.
+    /// The offset of each partition of a consumer; empty for an unknown consumer.
     pub fn offsets(&self, consumer: &str) -> Vec<i64> {
         self.tables().offsets(consumer)
     }
@@ -244,7 +244,7 @@ impl MemoryLogTransaction {
         self.events.iter().map(|(_, _, event)| event.aggregate_id.clone()).collect()
     }
 
-    /// Makes it seen.
+    /// Commits: the events become visible.
     pub fn commit(mut self) -> Vec<Published> {
         let mut tables = self.store.tables();
         let events = std::mem::take(&mut self.events);
@@ -254,7 +254,7 @@ impl MemoryLogTransaction {
         published
     }
 
-    /// Makes it never have been.
+    /// Rolls back: the events never existed.
     pub fn rollback(self) {
         drop(self);
     }

@@ -1,11 +1,11 @@
 //! A queue in memory: the reference model that real stores are compared to, and a store that can be made to fail.
 //!
 //! [`MemoryStore`] keeps the whole contract of [`QueueStore`], decided row by row. Its clones share everything;
-//! [`MemoryStore::connection`] shares the tables but has faults and counters of its own, so that one relay of
-//! several can be cut off. Its clock is real time plus whatever [`MemoryStore::advance`] added.
+//! [`MemoryStore::connection`] shares the tables but has its own faults and counters, so that one relay of
+//! several can be disconnected. Its clock is real time plus whatever [`MemoryStore::advance`] added.
 //!
-//! It says what a store must do. It proves nothing about a database: locks, snapshots and lost connections are
-//! tested against real ones.
+//! The model shows what a store must do. It proves nothing about a database: locks, snapshots and lost connections are
+//! tested against real databases.
 
 mod admin;
 pub(crate) mod tables;
@@ -82,7 +82,7 @@ impl MemoryStore {
         Self { database: Arc::new(database), script: Arc::default() }
     }
 
-    /// Another connection to the same outbox, with faults and counters of its own.
+    /// Another connection to the same outbox, with its own faults and counters.
     #[must_use]
     pub fn connection(&self) -> Self {
         Self { database: self.database.clone(), script: Arc::default() }
@@ -90,7 +90,7 @@ impl MemoryStore {
 
     // --- producers --------------------------------------------------------------------------------------
 
-    /// Publishes in a transaction of its own.
+    /// Publishes in a separate transaction.
     pub fn publish(&self, events: &[NewEvent]) -> Vec<Published> {
         let mut transaction = self.begin();
         for event in events {
@@ -106,7 +106,7 @@ impl MemoryStore {
 
     // --- the clock --------------------------------------------------------------------------------------
 
-    /// Moves the store's clock on. Relays do not notice: to them it is as if the database had been far away.
+    /// Moves the store's clock on. Relays do not notice: to them, the database's clock has jumped.
     pub fn advance(&self, by: Duration) {
         *lock(&self.database.ahead) += by;
     }
@@ -153,7 +153,7 @@ impl MemoryStore {
         self.script.calls(verb)
     }
 
-    /// Evicts every relay, as if their leases had run out and somebody had acted on it.
+    /// Evicts every relay, as if their leases had run out and another relay had noticed.
     pub fn evict_all(&self) {
         let mut tables = self.tables();
         for id in tables.member_ids() {
@@ -161,7 +161,7 @@ impl MemoryStore {
         }
     }
 
-    /// Makes every lease run out now, of relays and of rows. Nobody has acted on it yet.
+    /// Makes every lease run out now, of relays and of rows. No relay has noticed yet.
     pub fn expire_leases(&self) {
         let now = self.now();
         self.tables().expire(now);
@@ -220,8 +220,8 @@ impl MemoryStore {
     }
 }
 
-impl From<&tables::Row> for RowInfo {
-    fn from(row: &tables::Row) -> Self {
+impl From<&tables::ModelRow> for RowInfo {
+    fn from(row: &tables::ModelRow) -> Self {
         Self {
             seq: row.event.seq,
             key: row.event.aggregate_id.clone(),
@@ -255,7 +255,7 @@ impl MemoryTransaction {
         self.events.push((seq, id, event.clone()));
     }
 
-    /// Makes it seen.
+    /// Commits: the events become visible.
     pub fn commit(self) -> Vec<Published> {
         let mut tables = self.store.tables();
         let published =
@@ -265,7 +265,7 @@ impl MemoryTransaction {
         published
     }
 
-    /// Makes it never have been.
+    /// Rolls back: the events never existed.
     pub fn rollback(self) {
         drop(self);
     }

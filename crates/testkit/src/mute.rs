@@ -1,5 +1,5 @@
-//! A TCP proxy on loopback that can go mute: connections stay open and carry nothing any more, as behind a load balancer
-//! that has failed over, or a NAT entry that was dropped.
+//! A TCP proxy on loopback that can go mute: connections stay open but transfer nothing any more, as behind a load
+//! balancer that has failed over, or a NAT entry that was dropped.
 
 use std::{
     net::SocketAddr,
@@ -68,7 +68,7 @@ impl MuteProxy {
         Self::start(target).await
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -79,8 +79,8 @@ impl MuteProxy {
         format!("{head}{}{tail}", self.address)
     }
 
-    /// From now on nothing passes over the connections that there are, in either direction, and nobody is told: they
-    /// stay open on both sides, whatever the other side does. New connections work.
+    /// From now on, nothing passes over the present connections in either direction, and neither side is told: the
+    /// connections stay open on both sides, whatever the other side does. New connections work.
     pub fn mute(&self) {
         let accepted = self.shared.accepted.load(Ordering::Acquire);
         self.shared.mute_below.send_replace(accepted);

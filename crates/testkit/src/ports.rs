@@ -1,8 +1,8 @@
-//! Ports that no two tests share, in this process or another, and whose process listens on one.
+//! Ports that no two tests share, in this process or another, and which process listens on a port.
 //!
-//! A port that was free a moment ago is not reserved: two tests drew the same one, one server ended because it was
-//! taken, and its test talked to the other's until that one ended as well. So a port is a lock on a file with its
-//! number, held for as long as the server may come back, and a server is up when *its process* listens.
+//! A port that was free a moment ago is not reserved: two tests chose the same port, one server ended because the port
+//! was taken, and its test used the other server until that one ended as well. So a reserved port is a lock on a file
+//! with its number, held as long as the server may restart, and a server is up when *its process* listens.
 
 use std::{
     fmt,
@@ -29,7 +29,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Reserves one that nobody listens on.
+    /// Reserves a port that no process listens on.
     ///
     /// # Panics
     ///
@@ -45,7 +45,7 @@ impl Port {
         panic!("of {TRIES} ports none can be reserved: {last:?}");
     }
 
-    /// Reserves this one, unless it is somebody else's.
+    /// Reserves this port, unless another test or process uses it.
     pub fn take(number: u16) -> io::Result<Self> {
         // Never removed: whoever waits for a lock on a removed file would share the port with who makes it anew.
         let file = directory()?.join(number.to_string());

@@ -1,7 +1,7 @@
-//! A PostgreSQL database of its own for each test.
+//! A separate PostgreSQL database for each test.
 //!
 //! The server is the one that `scripts/services start` has started (`AIRTIGHT_TEST_POSTGRES`), or any other
-//! that `DATABASE_URL` names. Without one a test skips itself, loudly, and fails where `CI` is set:
+//! that `DATABASE_URL` names. Without a server, a test skips itself and says so; it fails if `CI` is set:
 //!
 //! ```no_run
 //! # use airtight_testkit::postgres::TestDb;
@@ -31,7 +31,7 @@ const COMMENT: &str = "made by airtight's tests, which also remove it";
 /// A test must not hang on a server that it has killed itself.
 const DROP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An empty database that nobody else uses, dropped when this value is.
+/// An empty database that no other test uses. It is dropped with this value.
 ///
 /// Dropping ends all connections to it, rolls back its prepared transactions and removes its replication
 /// slots, whether the test has passed or not. With `AIRTIGHT_KEEP_DATABASES=1` it stays until the next run of

@@ -1,4 +1,4 @@
-//! A PostgreSQL of a test's own, to be crashed and restarted at will.
+//! A PostgreSQL server for one test, which the test can crash and restart.
 
 use std::{
     path::{Path, PathBuf},

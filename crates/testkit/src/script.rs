@@ -12,7 +12,7 @@ use std::{
 use airtight_core::{Code, Error, Result};
 use tokio::sync::watch;
 
-/// The verbs of a store, be it a queue's or a log's, to count and to script.
+/// The operations of a queue's or a log's store, to count and to script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// `open`
@@ -49,7 +49,7 @@ pub enum Verb {
     Due,
 }
 
-/// Where in a call a fault strikes.
+/// When in a call a fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     /// Nothing has happened yet.
@@ -82,7 +82,7 @@ impl Gate {
         *self.reached.borrow()
     }
 
-    /// Lets the call go on.
+    /// Lets the call continue.
     pub fn open(&self) {
         self.open.send_replace(true);
     }
@@ -100,7 +100,7 @@ enum Fault {
     Pause(When, Gate),
 }
 
-/// What one connection to the store is to suffer, and how often it was called.
+/// The scripted faults of one connection to the store, and how often it was called.
 #[derive(Debug, Default)]
 pub(crate) struct Script {
     faults: Mutex<HashMap<Verb, VecDeque<Fault>>>,

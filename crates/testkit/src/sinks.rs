@@ -1,11 +1,11 @@
 //! The conformance suite for sinks: the contract of [`airtight_core::Sink`], checked from the outside.
 //!
-//! A sink's crate says how to make the sink and how to read back what arrived ([`SinkUnderTest`]), and which
-//! hands its test has on the destination: stopping it, making it refuse one event, making it refuse everyone.
-//! The more hands, the more is checked. Every check has a name; all of them run, and [`conformance`] reports
-//! all that failed. A check that needs a hand which the test does not have is noted in the [ledger](crate::ledger).
+//! A sink's crate says how to make the sink and how to read back what arrived ([`SinkUnderTest`]), and which hooks
+//! control the destination ([`Hooks`]): stop it, make it refuse one event, make it refuse every client. With more hooks,
+//! more is checked. Every check has a name; all of them run, and [`conformance`] reports all that failed. A check that
+//! needs a hook which the test does not have is recorded in the [ledger](crate::ledger).
 //!
-//! Keys and ids are new in every run, so a destination may hold what earlier runs left.
+//! Keys and ids are new in every run, so a destination may hold events of earlier runs.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,12 +24,12 @@ use uuid::Uuid;
 
 use crate::ledger::cannot;
 
-/// How often the suite looks while it waits.
+/// How often the suite checks while it waits.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A sink has timeouts of its own; a check that takes longer than this has found one that has not.
+/// A sink must have its own timeouts; a check that takes longer than this has found a sink without one.
 const CHECK_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A sink, its destination, and the hands that a test has on it.
+/// A sink, its destination, and the hooks that control the destination.
 #[async_trait]
 pub trait SinkUnderTest: Send + Sync {
     /// The sink.
@@ -38,7 +38,7 @@ pub trait SinkUnderTest: Send + Sync {
     /// A new sink on the same destination, not opened yet.
     async fn sink(&self) -> Self::Sink;
 
-    /// What the destination has accepted, in order of arrival (per key at least), repeats included.
+    /// What the destination has accepted, in order of arrival (at least per key), including repeats.
     async fn received(&self) -> Vec<Received>;
 
     /// Which of the hooks below work.
@@ -52,11 +52,11 @@ pub trait SinkUnderTest: Send + Sync {
     /// Starts it again, at the same address.
     async fn start(&self) {}
 
-    /// Makes the destination refuse this event for good ([`Hooks::can_refuse`]), or none.
+    /// Makes the destination refuse this event permanently ([`Hooks::can_refuse`]), or no event.
     async fn refuse(&self, _event_id: Option<&str>) {}
 
-    /// Makes the destination turn everyone away, as with a wrong password ([`Hooks::can_be_unavailable`]), or
-    /// lets them in again.
+    /// Makes the destination refuse every client, as with a wrong password ([`Hooks::can_be_unavailable`]), or
+    /// accept clients again.
     async fn turn_away(&self, _everyone: bool) {}
 
     /// The size of the large payload: below the destination's own limit.
@@ -82,14 +82,14 @@ pub struct Hooks {
     pub can_be_unavailable: bool,
 }
 
-/// An event as the destination has it.
+/// An event as the destination received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Received {
     /// The event's id.
     pub id: String,
     /// Its key.
     pub key: String,
-    /// Its place in the outbox.
+    /// Its number in the outbox.
     pub seq: i64,
     /// Its payload; empty where it has none.
     pub body: Vec<u8>,
@@ -281,14 +281,16 @@ impl<T: SinkUnderTest> Suite<'_, T> {
 
     async fn calls_run_side_by_side(&self) -> Checked {
         let sink = self.open().await?;
-        let lanes = sink.capabilities().concurrency;
-        ensure(lanes > 0, || "capabilities().concurrency is 0: nothing could ever be delivered".into())?;
-        let keys: Vec<String> = (0..lanes.min(64)).map(|lane| format!("lane-{lane}")).collect();
-        let lanes: Vec<Vec<Delivery>> = keys.iter().map(|key| self.events(5, &[key])).collect();
-        for done in join_all(lanes.iter().map(|events| self.deliver_all(&sink, events))).await {
+        let concurrency = sink.capabilities().concurrency;
+        ensure(concurrency > 0, || {
+            "capabilities().concurrency is 0: nothing could ever be delivered".into()
+        })?;
+        let keys: Vec<String> = (0..concurrency.min(64)).map(|number| format!("key-{number}")).collect();
+        let batches: Vec<Vec<Delivery>> = keys.iter().map(|key| self.events(5, &[key])).collect();
+        for done in join_all(batches.iter().map(|events| self.deliver_all(&sink, events))).await {
             done?;
         }
-        let events = lanes.concat();
+        let events = batches.concat();
         let received = self.all_there(&events).await?;
         in_order(&events, &received)
     }

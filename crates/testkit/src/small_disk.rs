@@ -1,4 +1,4 @@
-//! A disk that is soon full: a tmpfs of its own, mounted by root and unmounted with the test.
+//! A small disk that a test can fill: a separate tmpfs, mounted by root and unmounted at the end of the test.
 
 use std::{path::Path, process::Command};
 
@@ -32,11 +32,11 @@ impl SmallDisk {
         self.directory.path()
     }
 
-    /// Fills it to the last byte; what is returned gives the room back when it is dropped.
+    /// Fills it to the last byte. The returned value frees the space when it is dropped.
     ///
     /// # Panics
     ///
-    /// If there is still room.
+    /// If there is still free space.
     pub fn fill(&self) -> Ballast {
         use std::io::Write;
         let file = tempfile::NamedTempFile::new_in(self.path()).expect("a file to fill the disk with");

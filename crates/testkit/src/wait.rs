@@ -1,10 +1,10 @@
-//! Waiting for a condition instead of for a time: tests here synchronise on what they can see.
+//! Waits for a condition instead of for a time.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const LOOK: Duration = Duration::from_millis(4);
 
 /// Waits until `condition` holds.

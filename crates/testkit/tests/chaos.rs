@@ -53,11 +53,11 @@ impl World {
 
     fn check(&self, order: Order) -> Vec<String> {
         let mut problems = lock(&self.problems).clone();
-        let mut lanes: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut last_seqs: BTreeMap<&str, i64> = BTreeMap::new();
         let first = lock(&self.first);
         for (key, seq) in first.iter().filter(|_| order != Order::None) {
-            let lane = if order == Order::Total { "" } else { key.as_str() };
-            let before = lanes.insert(lane, *seq).unwrap_or(0);
+            let ordering_key = if order == Order::Total { "" } else { key.as_str() };
+            let before = last_seqs.insert(ordering_key, *seq).unwrap_or(0);
             if before > *seq {
                 problems.push(format!("key {key}: {seq} was first delivered after {before}"));
             }

@@ -285,8 +285,8 @@ async fn a_lost_lease_is_fenced_and_not_failed() {
     eventually(PATIENCE, "the settle to be refused", async || relay.summary().fenced == 1).await;
     let row = store.row(&published[0].id).expect("a row");
     assert_eq!((row.state, row.attempts, row.error_code), (State::Processing, 1, None), "the heir's");
-    assert_eq!(logged.count("these events are no longer this relay's, and are delivered again"), 1);
-    assert_eq!(logged.count("somebody else"), 0);
+    assert_eq!(logged.count("this relay no longer owns these events, and they are delivered again"), 1);
+    assert_eq!(logged.count("another relay owns"), 0);
     relay.stop().await.expect("stops");
 }
 

@@ -67,8 +67,8 @@ impl World {
         let mut last: BTreeMap<&str, i64> = BTreeMap::new();
         let reached = lock(&self.0);
         for (key, seq) in reached.first.iter().filter(|_| order != Order::None) {
-            let lane = if order == Order::Total { "" } else { key.as_str() };
-            let before = last.insert(lane, *seq).unwrap_or(0);
+            let ordering_key = if order == Order::Total { "" } else { key.as_str() };
+            let before = last.insert(ordering_key, *seq).unwrap_or(0);
             assert!(before < *seq, "seed {seed}: {key}: {seq} was first delivered after {before}");
         }
     }

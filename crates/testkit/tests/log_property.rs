@@ -119,23 +119,23 @@ impl Life {
         let mut broken = HashSet::new();
         let mut settlements = Vec::new();
         for (at, delivery) in held.into_iter().enumerate() {
-            let lane = match self.options.read.order {
+            let ordering_key = match self.options.read.order {
                 Order::Total => String::new(),
                 Order::Key => delivery.event.aggregate_id.clone(),
                 Order::None => delivery.event.id.clone(),
             };
-            if at >= count && !broken.contains(&lane) {
+            if at >= count && !broken.contains(&ordering_key) {
                 self.relays[n].held.push(delivery);
                 continue;
             }
-            let verdict = if broken.contains(&lane) { Verdict::Released } else { self.verdict() };
+            let verdict = if broken.contains(&ordering_key) { Verdict::Released } else { self.verdict() };
             match verdict {
                 Verdict::Delivered => {
                     self.delivered.insert(delivery.event.seq);
                 }
                 Verdict::Dead { .. } | Verdict::Unknown { .. } if !self.options.read.block_on_dead => {}
                 _ => {
-                    broken.insert(lane);
+                    broken.insert(ordering_key);
                 }
             }
             settlements.push(Settlement { position: delivery.position, verdict });

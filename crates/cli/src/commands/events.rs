@@ -2,7 +2,7 @@
 
 use airtight::{
     Event, Payload,
-    admin::{Acted, Detail, Row},
+    admin::{Acted, Detail, EventRow},
     envelope,
     state::State,
 };
@@ -32,7 +32,7 @@ pub(super) fn page(filter: &mut airtight::admin::Filter, args: &PageArgs) {
     filter.limit = args.limit as usize;
 }
 
-pub(super) fn print_rows(rows: &[Row], json: bool, none: &str) -> Outcome {
+pub(super) fn print_rows(rows: &[EventRow], json: bool, none: &str) -> Outcome {
     if json {
         return output::json(rows);
     }
@@ -58,7 +58,7 @@ pub(super) fn print_rows(rows: &[Row], json: bool, none: &str) -> Outcome {
 }
 
 /// The last error, for a list.
-pub(super) fn error_text(row: &Row) -> String {
+pub(super) fn error_text(row: &EventRow) -> String {
     match (&row.error_code, &row.error_message) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         (code, message) => code.clone().or_else(|| message.clone()).unwrap_or_else(|| "-".into()),
@@ -126,13 +126,13 @@ fn show_event(event: &Event) -> Outcome {
     }
 }
 
-fn show_json(row: &Row, consumer: Option<&str>, event: Result<&Event, &String>) -> Outcome {
+fn show_json(row: &EventRow, consumer: Option<&str>, event: Result<&Event, &String>) -> Outcome {
     #[derive(Serialize)]
     struct Shown<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         consumer: Option<&'a str>,
         #[serde(flatten)]
-        row: &'a Row,
+        row: &'a EventRow,
         event: Option<Box<RawValue>>,
         problem: Option<&'a str>,
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use airtight::{
-    admin::{Admin, Filter, Row},
+    admin::{Admin, EventRow, Filter},
     envelope,
 };
 
@@ -80,7 +80,7 @@ async fn look(admin: &dyn Admin, args: &TailArgs, seen: &mut Seen) -> Outcome {
 }
 
 /// Here rather than in the query: a seq that the filter hides must not look like one that is missing.
-fn matches(row: &Row, filter: &FilterArgs) -> bool {
+fn matches(row: &EventRow, filter: &FilterArgs) -> bool {
     let same = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|wanted| wanted == found);
     same(&filter.stream, &row.stream)
         && same(&filter.event_type, &row.event_type)
@@ -88,7 +88,7 @@ fn matches(row: &Row, filter: &FilterArgs) -> bool {
         && same(&filter.error_code, row.error_code.as_deref().unwrap_or_default())
 }
 
-async fn print(admin: &dyn Admin, row: &Row, json: bool) -> Outcome {
+async fn print(admin: &dyn Admin, row: &EventRow, json: bool) -> Outcome {
     if !json {
         return output::line(printable(&format!(
             "{}  {}  {}  {}  {} {}  {}",

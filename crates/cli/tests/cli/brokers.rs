@@ -112,7 +112,7 @@ fn a_missing_topic_is_named_by_status_and_keeps_nobody_waiting() {
     let to = format!("{to}?allow.auto.create.topics=false");
     shop.run_with(&["publish"], &(0..3).map(|n| event("missing", n)).collect::<String>()).ok();
     let relay = Running::start(shop.command(&["run", "--to", &to]));
-    relay.wait_for_log("a destination is away");
+    relay.wait_for_log("a destination is unavailable");
     shop.run_with(&["publish"], &(1..=300).map(|n| event("good", n)).collect::<String>()).ok();
     let done = |count: u64| {
         let deadline = Instant::now() + DEADLINE;

@@ -54,7 +54,7 @@ fn a_pipeline_that_ends_leaves_the_others_at_work() {
     let other = occupy(&shop);
     shop.write("airtight.toml", TWO);
     let relay = Running::start(shop.command(&["run", "-c", "airtight.toml"]));
-    let said = relay.wait_for_log("the others go on");
+    let said = relay.wait_for_log("the other pipelines continue");
     assert!(said.contains("ERROR") && said.contains("pipeline=\"one\""), "{said}");
     publish(&shop, "b");
     until("`two` delivers", || lines(&shop, "two.ndjson") == 1);
@@ -157,7 +157,7 @@ async fn a_consumer_that_halts_does_not_halt_the_others() {
     );
     let relay = Running::start(shop.command(&["run", "-c", "airtight.toml"]));
     tokio::task::block_in_place(|| {
-        let said = relay.wait_for_log("the others go on");
+        let said = relay.wait_for_log("the other pipelines continue");
         assert!(said.contains("pipeline=\"search\""), "{said}");
         for _ in 0..3 {
             log(&["publish"], event).ok();
@@ -327,7 +327,7 @@ fn a_closed_pipe_is_the_end_and_nothing_unwritten_is_delivered() {
         args.extend(drain.then_some("--drain"));
         let (status, said) = read_and_leave(shop.command(&args), 1);
         assert!(status.success(), "{status}: {said}");
-        assert!(said.contains("nobody reads standard output any more"), "{said}");
+        assert!(said.contains("the reader of standard output has closed the pipe"), "{said}");
         let states = states(&shop);
         let done = states.iter().filter(|(state, _)| state == "done").count();
         assert!(done <= 1, "one line was read, the next does not fit into the pipe: {states:?}");

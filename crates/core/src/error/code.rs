@@ -1,16 +1,16 @@
 //! The codes of errors: one list for all backends.
 //!
-//! One cause has one code, whichever backend meets it, so that a dashboard or a script need not know the backend.
-//! docs/errors.md shows the list with what to do; `crates/core/tests/error_codes.rs` compares the two.
+//! One cause has one code in all backends, so that a dashboard or a script need not know the backend.
+//! docs/errors.md shows the list, and what to do about each code; `crates/core/tests/error_codes.rs` compares the two.
 
 use std::{borrow::Cow, fmt};
 
 use super::Class;
 
-/// The short word of an error for machines: logs, tables, filters.
+/// The short word for an error's cause, for machines: logs, tables, filters.
 ///
-/// It is one of the constants below, the status of an HTTP answer ([`Code::http`]), or a word of the embedding program's own
-/// ([`Code::custom`]).
+/// A code is one of the constants below, the status of an HTTP answer ([`Code::http`]), or a word that the embedding
+/// program defines ([`Code::custom`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Code(Cow<'static, str>);
 
@@ -19,7 +19,7 @@ pub struct Code(Cow<'static, str>);
 pub struct KnownCode {
     /// The word.
     pub code: &'static str,
-    /// The class that an error with this code has most often. The backend may know better.
+    /// The class that an error with this code has most often. The backend may set another.
     pub usually: Class,
     /// The cause, in one line.
     pub meaning: &'static str,
@@ -31,13 +31,13 @@ impl Code {
         Self(format!("http_{status}").into())
     }
 
-    /// The HTTP status that [`Code::http`] was given, if it was.
+    /// The HTTP status, if [`Code::http`] made this code.
     pub fn http_status(&self) -> Option<u16> {
         self.0.strip_prefix("http_")?.parse().ok()
     }
 
-    /// A code of the program's own, for handlers and sinks that are not part of airtight: a short snake_case word. For a cause
-    /// that the list has, take the constant.
+    /// A code that the program defines, for handlers and sinks that are not part of airtight: a short snake_case word. If
+    /// the list has the cause, use its constant.
     pub fn custom(code: impl Into<Cow<'static, str>>) -> Self {
         Self(code.into())
     }
@@ -62,7 +62,7 @@ macro_rules! codes {
                 pub const $name: Self = Self(Cow::Borrowed($code));
             )+
 
-            /// All codes but those of HTTP and of embedding programs, in alphabetical order.
+            /// All codes except those of HTTP and of embedding programs, in alphabetical order.
             pub const ALL: &'static [KnownCode] = &[
                 $(KnownCode { code: $code, usually: Class::$usually, meaning: $meaning },)+
             ];
@@ -104,11 +104,11 @@ codes! {
     BLOCKED = "blocked", Unavailable, "RabbitMQ has an alarm (memory or disk) and takes no messages.";
     BUSY = "busy", Retryable, "The server is busy with other work.";
     CANNOT_OPEN = "cannot_open", Permanent, "The SQLite file cannot be opened.";
-    CHANNEL_CLOSED = "channel_closed", Retryable, "A RabbitMQ channel was closed without a reason given.";
+    CHANNEL_CLOSED = "channel_closed", Retryable, "A RabbitMQ channel was closed, and no reason was given.";
     CLIENT_ENDED = "client_ended", Unavailable, "The Kafka client in this process has ended.";
     CLUSTER = "cluster", Unavailable, "The server is part of a Redis Cluster, which is not supported.";
     CONFLICT = "conflict", Permanent, "A unique index other than that of the event's id refused the event.";
-    CONNECTION_LOST = "connection_lost", Unavailable, "A connection that was open broke.";
+    CONNECTION_LOST = "connection_lost", Unavailable, "An open connection broke.";
     CONSTRAINT = "constraint", Permanent, "The database refused a statement because of a constraint.";
     CORRUPT = "corrupt", Permanent, "The SQLite file is damaged, or is no database.";
     CREDENTIALS = "credentials", Unavailable, "The server does not accept the user, password, token or key.";
@@ -122,23 +122,23 @@ codes! {
     DEBEZIUM_TYPE = "debezium_type", Permanent, "A column is of a type that the Debezium format cannot write.";
     DEBEZIUM_VALUE = "debezium_value", Permanent, "A value does not fit the type of its column in the Debezium format.";
     DECLARED_DIFFERENTLY = "declared_differently", Unavailable, "The RabbitMQ exchange or queue exists with other settings.";
-    DESTINATION_AWAY = "destination_away", Unavailable, "A drain ended while events still wait for a destination that is away.";
+    DESTINATION_AWAY = "destination_away", Unavailable, "A drain ended while events still wait for a destination that is unavailable.";
     DISK_FULL = "disk_full", Retryable, "The disk is full.";
-    DIVERGED = "diverged", Permanent, "The PostgreSQL server is not a continuation of the one that was read before.";
+    DIVERGED = "diverged", Permanent, "The PostgreSQL server does not continue the history of the server that was read before.";
     EVICTED = "evicted", Retryable, "The relay's lease ran out, and another relay evicted it.";
     FENCED = "fenced", Retryable, "Another relay owns these events now.";
     FILE_REPLACED = "file_replaced", Permanent, "The SQLite file was removed or replaced while it was open.";
-    FOREIGN_TABLE = "foreign_table", Permanent, "The table is the application's own: airtight does not write events to it.";
+    FOREIGN_TABLE = "foreign_table", Permanent, "The table belongs to the application: airtight does not write events to it.";
     HALTED = "halted", Permanent, "The consumer is set to halt at an event that fails, and one failed.";
     HANDLER_TIMEOUT = "handler_timeout", Retryable, "A handler took longer than its time limit.";
     IN_USE = "in_use", Permanent, "A running relay uses the consumer or the slot.";
     IO = "io", Retryable, "Reading or writing a file or standard output failed.";
     LOADING = "loading", Unavailable, "Redis is loading its data.";
     LOCKED = "locked", Retryable, "Another transaction holds a lock for longer than this one could wait.";
-    LOST_LEASES = "lost_leases", Permanent, "Relays ended again and again while they held this event: it may crash them.";
+    LOST_LEASES = "lost_leases", Permanent, "Relays ended repeatedly while they held this event: it may crash them.";
     MISCONF = "misconf", Unavailable, "Redis cannot save to its disk and takes no writes.";
     MISSING_FIELD = "missing_field", Permanent, "The event lacks a field that the template of its destination needs.";
-    MOVED = "moved", Retryable, "The reader was moved by an operator and starts again from there.";
+    MOVED = "moved", Retryable, "An operator moved the reader, which starts again from the new position.";
     NACK = "nack", Unavailable, "RabbitMQ could not store the message.";
     NO_ACK = "no_ack", Unavailable, "The NATS stream is set to acknowledge nothing.";
     NO_DATABASE = "no_database", Unavailable, "The server has no database of this name or number.";
@@ -150,7 +150,7 @@ codes! {
     NO_JETSTREAM = "no_jetstream", Unavailable, "JetStream is not enabled at the NATS server or for the account.";
     NO_LEADER = "no_leader", Unavailable, "A partition of the Kafka topic has no leader.";
     NO_LOOKUP = "no_lookup", Permanent, "The payloads are in another table, which CDC cannot join.";
-    NO_OUTCOME = "no_outcome", Retryable, "The sink did not say what became of an event.";
+    NO_OUTCOME = "no_outcome", Retryable, "The sink returned no outcome for an event.";
     NO_PARTITION = "no_partition", Permanent, "The event asks for a Kafka partition that its topic does not have.";
     NO_PUBLICATION = "no_publication", Permanent, "The PostgreSQL publication does not exist and cannot be created.";
     NO_QUEUE = "no_queue", Unavailable, "The RabbitMQ queue does not exist.";
@@ -160,25 +160,25 @@ codes! {
     NO_SLOTS = "no_slots", Permanent, "PostgreSQL has no replication slot left.";
     NO_STATUS = "no_status", Permanent, "The mapping has no status column, which a queue needs.";
     NO_STREAM = "no_stream", Unavailable, "No NATS stream takes the subject.";
-    NO_TABLE = "no_table", Permanent, "A table of the application's or of airtight's does not exist.";
-    NO_THREAD = "no_thread", Retryable, "The operating system gave no thread to poll Kafka.";
+    NO_TABLE = "no_table", Permanent, "A table of the application or of airtight does not exist.";
+    NO_THREAD = "no_thread", Retryable, "The operating system could not create the thread that polls Kafka.";
     NO_TIME = "no_time", Permanent, "The mapping has no column with the time that the command needs.";
     NO_TOPIC = "no_topic", Unavailable, "The Kafka topic does not exist.";
     NO_VERSION = "no_version", Permanent, "The event lacks the version that the inbox compares.";
-    NO_VHOST = "no_vhost", Unavailable, "RabbitMQ has no such virtual host, or not for this user.";
+    NO_VHOST = "no_vhost", Unavailable, "RabbitMQ has no such virtual host, or this user may not use it.";
     NO_WAL = "no_wal", Permanent, "CDC was asked for on SQLite, which has no WAL to follow.";
     NOT_JETSTREAM = "not_jetstream", Unavailable, "Something other than a stream answers on the NATS subject.";
     NOT_OPEN = "not_open", Permanent, "A source was used before it was opened or after it was closed.";
-    NOT_PERMITTED = "not_permitted", Unavailable, "The user is known, and may not do this.";
+    NOT_PERMITTED = "not_permitted", Unavailable, "The server knows the user, but does not permit the operation.";
     OTHER_SERVER = "other_server", Permanent, "The position was stored on another PostgreSQL server.";
     OUT_OF_MEMORY = "out_of_memory", Unavailable, "Redis has reached its `maxmemory`.";
     OVERLAP = "overlap", Permanent, "A running relay reads the same events with other settings.";
     PANIC = "panic", Retryable, "A sink, a handler or a relay panicked.";
     PAUSED = "paused", Permanent, "The consumer is paused.";
     POOL_EXHAUSTED = "pool_exhausted", Retryable, "All connections of this process's pool are in use.";
-    POOLER = "pooler", Permanent, "A transaction pooler is in between, and prepared statements are on.";
+    POOLER = "pooler", Permanent, "A transaction pooler is between airtight and the database, and prepared statements are enabled.";
     PROMOTED = "promoted", Retryable, "A PostgreSQL standby was promoted; reading starts again there.";
-    PUBLICATION_CHANGED = "publication_changed", Permanent, "The PostgreSQL publication was changed while the relay was away.";
+    PUBLICATION_CHANGED = "publication_changed", Permanent, "The PostgreSQL publication was changed while the relay was not running.";
     PUBLICATION_LOST = "publication_lost", Permanent, "The PostgreSQL publication did not have the table for a while.";
     QUEUE_FULL = "queue_full", Unavailable, "The send queue of the Kafka client in this process is full.";
     READ_ONLY = "read_only", Unavailable, "The server is a standby or replica, or the file is not writable.";
@@ -187,7 +187,7 @@ codes! {
     ROW_SECURITY = "row_security", Permanent, "Row security hides rows of the table from this user.";
     SCHEMA_TOO_NEW = "schema_too_new", Permanent, "airtight's tables are newer than this program.";
     SEALED = "sealed", Unavailable, "The NATS stream is sealed.";
-    SEQUENCE_BEHIND = "sequence_behind", Permanent, "Numbers that were used are drawn again: the table was truncated or restored.";
+    SEQUENCE_BEHIND = "sequence_behind", Permanent, "The sequence gives out numbers that were used before: the table was truncated or restored.";
     SERVER_ERROR = "server_error", Retryable, "The server reported an error that has no code of its own in this list.";
     SERVER_TOO_OLD = "server_too_old", Permanent, "The server is older than the oldest supported version.";
     SET_BACK = "set_back", Retryable, "The PostgreSQL server is behind what was read from it: it was restored to an earlier state.";
@@ -199,7 +199,7 @@ codes! {
     STOPPING = "stopping", Retryable, "This process is stopping.";
     STREAM_FULL = "stream_full", Unavailable, "The NATS stream has reached its limits.";
     SUBJECT_FULL = "subject_full", Retryable, "The NATS subject has reached its limit of messages.";
-    SUBSCRIBED = "subscribed", Permanent, "A subscription fills the table with numbers that were drawn on another server.";
+    SUBSCRIBED = "subscribed", Permanent, "A subscription fills the table with numbers that another server assigned.";
     TIMEOUT = "timeout", Retryable, "The server did not answer in time.";
     TLS = "tls", Unavailable, "TLS with the server failed.";
     TOO_FEW_REPLICAS = "too_few_replicas", Unavailable, "Fewer replicas than required have the data.";

@@ -1,8 +1,8 @@
 //! CloudEvents 1.0.
 //!
-//! `source` is the stream, as a path; with `id` it is unique, as the specification asks. The aggregate id is
+//! `source` is the stream, as a path; together with `id` it is unique, as the specification requires. The aggregate id is
 //! `subject` and, by the partitioning extension, `partitionkey`; `sequence` and the trace context are extensions of
-//! the specification too. The event's own headers become attributes where their names are allowed ones.
+//! the specification too. The event's own headers become attributes if their names are allowed.
 
 use std::borrow::Cow;
 
@@ -61,12 +61,12 @@ pub(super) fn structured(event: &Event) -> Vec<u8> {
     out
 }
 
-/// The attributes of the binary mode. What the data is, the message's content type says.
+/// The attributes of the binary mode. The message's content type describes the data.
 pub(super) fn attributes<'a>(event: &'a Event, prefix: &str) -> Headers<'a> {
     context(event).into_iter().map(|(name, text)| (format!("{prefix}{name}").into(), text)).collect()
 }
 
-/// All attributes but those about the data.
+/// All attributes except those about the data.
 fn context(event: &Event) -> Headers<'_> {
     let mut attributes: Headers<'_> = vec![
         ("specversion".into(), "1.0".into()),
@@ -117,7 +117,7 @@ fn source(stream: &str) -> String {
     out
 }
 
-/// The way back from [`source`].
+/// The inverse of [`source`].
 pub(super) fn stream(source: &str) -> String {
     let path = source.strip_prefix('/').unwrap_or(source).as_bytes();
     let mut out = Vec::with_capacity(path.len());

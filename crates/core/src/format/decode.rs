@@ -1,8 +1,9 @@
-//! The way back: from a message to an event, for consumers.
+//! Reads an event from a message, for consumers.
 //!
-//! What airtight wrote comes back whole, but that `raw` and `event` have extra fields among the headers, and
-//! `cloudevents` has no room for some of it. What others wrote comes back as far as it goes: an id is made from the place
-//! of the message, so that an inbox can tell a repeat, and the topic stands in for a stream.
+//! A message that airtight wrote gives back the whole event, except that `raw` and `event` have extra fields among the
+//! headers, and `cloudevents` cannot carry some of the fields. A message that another program wrote gives as much of an
+//! event as it has: the id is made from the position of the message, so that an inbox can recognize a repeat, and the
+//! topic is used as the stream.
 
 use std::collections::BTreeMap;
 
@@ -19,21 +20,21 @@ use crate::{Code, Error, Event, Op, Payload, Result, event::Headers};
 pub struct Incoming<'a> {
     /// The topic, subject or queue that it was read from.
     pub topic: &'a str,
-    /// Its place there, unique in the topic: `partition/offset`, for example.
+    /// Its position there, unique in the topic: `partition/offset`, for example.
     pub place: String,
     /// Its ascending number there.
     pub offset: i64,
-    /// When the broker says that it was written.
+    /// When it was written, as the broker says.
     pub written_at: Option<OffsetDateTime>,
     /// The key.
     pub key: Option<&'a [u8]>,
-    /// The value; none is a tombstone.
+    /// The value; none for a tombstone.
     pub body: Option<Bytes>,
     /// Header names and values.
     pub headers: Vec<(&'a str, &'a [u8])>,
 }
 
-/// Reads a message that was written in `format`. A permanent error says what it is not.
+/// Reads a message that was written in `format`. A permanent error says why the message is not in this format.
 pub fn decode(format: Format, incoming: &Incoming<'_>) -> Result<Event> {
     if let Format::Custom(formatter) = format {
         return formatter.decode(incoming);
@@ -47,7 +48,7 @@ pub fn decode(format: Format, incoming: &Incoming<'_>) -> Result<Event> {
                 event.payload = payload_of(body, incoming);
             }
         }
-        // A tombstone has it all in its headers.
+        // A tombstone has everything in its headers.
         (Format::Envelope | Format::Event, None) => apply_headers(&mut event, incoming)?,
         (Format::Envelope, Some(body)) => apply_envelope(&mut event, body)?,
         (Format::Event, Some(body)) => {
@@ -55,7 +56,7 @@ pub fn decode(format: Format, incoming: &Incoming<'_>) -> Result<Event> {
             apply_short(&mut event, body)?;
         }
         (Format::CloudEvents, Some(body)) => apply_structured(&mut event, body)?,
-        (Format::CloudEvents, None) => return Err(bad("has no body, and a structured CloudEvent is one")),
+        (Format::CloudEvents, None) => return Err(bad("has no body, but a structured CloudEvent needs one")),
         (Format::CloudEventsBinary, body) => {
             apply_attributes(&mut event, incoming)?;
             if let Some(body) = body {
@@ -66,7 +67,7 @@ pub fn decode(format: Format, incoming: &Incoming<'_>) -> Result<Event> {
     Ok(event)
 }
 
-/// What is known of any message.
+/// The fields that any message gives.
 fn bare(incoming: &Incoming<'_>) -> Result<Event> {
     let key =
         incoming.key.map(|key| std::str::from_utf8(key).map_err(|_| bad("has a key that is not UTF-8 text")));
@@ -121,7 +122,7 @@ fn fields(body: &Bytes) -> Result<Fields<'_>> {
 }
 
 fn text(name: &str, value: &RawValue) -> Result<String> {
-    // An absent text and a null one are the same to whoever reads it.
+    // An absent text and a null one mean the same.
     let text: Option<String> =
         serde_json::from_str(value.get()).map_err(|_| bad(&format!("has a `{name}` that is not text")))?;
     Ok(text.unwrap_or_default())
@@ -212,13 +213,13 @@ fn apply_attributes(event: &mut Event, incoming: &Incoming<'_>) -> Result<()> {
             None => drop(event.headers.insert((*name).to_owned(), value)),
         }
     }
-    if is_one { Ok(()) } else { Err(bad("has no `ce_specversion`: it is no CloudEvent in binary mode")) }
+    if is_one { Ok(()) } else { Err(bad("has no `ce_specversion`: it is not a CloudEvent in binary mode")) }
 }
 
 fn attribute(event: &mut Event, name: &str, value: String) -> Result<()> {
     match name {
         "specversion" if value.starts_with("1.") => {}
-        "specversion" => return Err(bad(&format!("is of CloudEvents {value}, and 1.0 is what is read"))),
+        "specversion" => return Err(bad(&format!("is of CloudEvents {value}; only 1.x can be read"))),
         "id" => event.id = value,
         "source" => event.stream = cloudevents::stream(&value),
         "type" => event.event_type = value,
@@ -227,7 +228,7 @@ fn attribute(event: &mut Event, name: &str, value: String) -> Result<()> {
         "partitionkey" if event.aggregate_id.is_empty() => event.aggregate_id = value,
         "partitionkey" | "datacontenttype" => {}
         "aggregatetype" => event.aggregate_type = value,
-        // Others number theirs as they like.
+        // Other programs may number their events differently.
         "sequence" => event.seq = value.parse().unwrap_or(event.seq),
         "schemaversion" => event.schema_version = value.parse().unwrap_or(event.schema_version),
         "op" => event.op = Op::parse(&value)?,
@@ -236,7 +237,7 @@ fn attribute(event: &mut Event, name: &str, value: String) -> Result<()> {
     Ok(())
 }
 
-/// What a tombstone says in a header.
+/// The payload that a tombstone has in a header.
 fn reason(name: &str, value: String) -> Result<Payload> {
     Ok(if name == headers::PAYLOAD_BASE64 {
         Payload::Bytes(from_base64(name, &value)?)
@@ -250,7 +251,7 @@ fn from_base64(name: &str, text: &str) -> Result<Bytes> {
     bytes.map(Bytes::from).map_err(|_| bad(&format!("has a `{name}` that is not base64")))
 }
 
-/// A body that is the payload: JSON, unless it says that it is not or turns out not to be.
+/// A body that is the payload: JSON, unless its content type says otherwise or it is not valid JSON.
 fn payload_of(body: &Bytes, incoming: &Incoming<'_>) -> Payload {
     if body.is_empty() && !incoming.headers.iter().any(|(name, _)| *name == "content-type") {
         return Payload::None;
@@ -261,7 +262,7 @@ fn payload_of(body: &Bytes, incoming: &Incoming<'_>) -> Payload {
     if is_json { Payload::Json(body.clone()) } else { Payload::Bytes(body.clone()) }
 }
 
-/// A payload inside a JSON body, as the bytes that it has there.
+/// A payload inside a JSON body, with exactly its bytes in that body.
 fn payload_in(fields: &Fields<'_>, body: &Bytes, plain: &str, base64: &str) -> Result<Payload> {
     if let Some(encoded) = fields.get(base64) {
         return Ok(Payload::Bytes(from_base64(base64, &text(base64, encoded)?)?));

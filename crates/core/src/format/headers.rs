@@ -9,13 +9,13 @@ use crate::{Event, Payload};
 
 pub(super) type Headers<'a> = Vec<(Cow<'a, str>, Cow<'a, str>)>;
 
-/// Where a tombstone carries what its delete had to say.
+/// The header in which a tombstone carries the payload of its delete.
 pub(super) const PAYLOAD: &str = "payload";
 /// The same for bytes.
 pub(super) const PAYLOAD_BASE64: &str = "payloadBase64";
 
-/// Everything about an event but its payload. The event's own headers and extra fields come under their own
-/// names, unless a name is taken: then behind `header.` or `extra.`, so that none is lost and none is doubled.
+/// Everything about an event except its payload. The event's own headers and extra fields keep their
+/// names, unless a name is taken: then they get the prefix `header.` or `extra.`, so that none is lost and none occurs twice.
 pub(super) fn all(event: &Event, carrier: Carrier) -> Headers<'_> {
     let mut headers: Headers<'_> = Vec::with_capacity(10 + event.headers.len() + event.extra.len());
     headers.push(("id".into(), event.id.as_str().into()));
@@ -44,7 +44,7 @@ pub(super) fn all(event: &Event, carrier: Carrier) -> Headers<'_> {
     headers
 }
 
-/// What consumers choose by without reading the body.
+/// The fields that consumers filter by without reading the body.
 pub(super) fn routing(event: &Event) -> Headers<'_> {
     let mut headers: Headers<'_> =
         vec![("id".into(), event.id.as_str().into()), ("eventType".into(), event.event_type.as_str().into())];
@@ -56,7 +56,7 @@ pub(super) fn routing(event: &Event) -> Headers<'_> {
     headers
 }
 
-/// Sets a header that may be there already, from an extra field whose name looks like one of ours.
+/// Sets a header that may already exist, from an extra field whose name looks like one of airtight's.
 pub(super) fn put<'a>(headers: &mut Headers<'a>, name: Cow<'a, str>, value: Cow<'a, str>) {
     match headers.iter_mut().find(|(known, _)| *known == name) {
         Some((_, old)) => *old = value,
@@ -99,8 +99,8 @@ fn text(value: &serde_json::Value) -> Cow<'_, str> {
     }
 }
 
-/// Text that any header can carry: printable ASCII, with `%` encoded so that there is one way back. Spaces at the
-/// ends would be trimmed on the way, so they are encoded too.
+/// Text that any header can carry: printable ASCII, with `%` encoded so that decoding is unambiguous. Spaces at the
+/// ends could be trimmed in transit, so they are encoded too.
 pub fn percent_encode(text: &str) -> Cow<'_, str> {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let last = text.len().saturating_sub(1);

@@ -1,19 +1,19 @@
-//! What a message looks like: four formats, one of them in two modes, for every broker, and a place for others.
+//! The formats of messages: four formats for every broker, one of them in two modes, and an interface for others.
 //!
 //! A broker's crate says what its messages can carry ([`Carrier`]), an [`Encoder`] makes the [`Message`], and
-//! [`decode`] reads it back, for the consumer's side. Payloads are passed through byte for byte, and nothing in
-//! here can fail: an event that made it into an outbox can be written in every format.
+//! [`decode`] reads it back, for consumers. Payloads are passed through byte for byte, and encoding
+//! cannot fail: every event of an outbox can be written in every format.
 //!
 //! | format | body | headers |
 //! | --- | --- | --- |
-//! | `raw` | the payload as stored | all the rest |
+//! | `raw` | the payload as stored | everything else |
 //! | `envelope` | the JSON envelope with everything | `id`, `eventType`, trace context |
-//! | `event` | `eventId`, `eventType`, `timestamp`, `aggregateId`, `payload` | all the rest |
-//! | `cloudevents` | a CloudEvents 1.0 JSON document | none but its content type |
+//! | `event` | `eventId`, `eventType`, `timestamp`, `aggregateId`, `payload` | everything else |
+//! | `cloudevents` | a CloudEvents 1.0 JSON document | only its content type |
 //! | `cloudevents-binary` | the payload | CloudEvents attributes |
-//! | any other | what its [`Formatter`] writes | as well |
+//! | any other | what its [`Formatter`] writes | what its [`Formatter`] writes |
 //!
-//! A format of somebody else's is a [`Formatter`] in a [`Format::Custom`]. A config may name it where it is among the
+//! A format from another crate is a [`Formatter`] in a [`Format::Custom`]. A config may name it if it is among the
 //! [`Formats`] that the config was given.
 
 mod cloudevents;
@@ -55,7 +55,7 @@ pub enum Format {
     Custom(&'static dyn Formatter),
 }
 
-/// A format from outside this crate: a sink writes it, and a source reads it, as one of the formats here.
+/// A format from outside this crate. A sink writes it and a source reads it in the same way as the formats of this crate.
 ///
 /// ```
 /// use airtight_core::{
@@ -83,21 +83,21 @@ pub enum Format {
 /// # Ok::<_, airtight_core::Error>(())
 /// ```
 pub trait Formatter: fmt::Debug + Send + Sync {
-    /// The word in configs. Two formats of one name are the same format.
+    /// The word in configs. Two formats with the same name are the same format.
     fn name(&self) -> &'static str;
 
-    /// The message for an event; also for a delete, whether or not the carrier has tombstones. It cannot fail.
+    /// The message for an event, including a delete, whether or not the carrier has tombstones. This cannot fail.
     fn encode<'a>(&self, event: &'a Event, carrier: Carrier) -> Message<'a>;
 
-    /// Reads a message that was written in this format. As [`Format::Raw`], unless the format says otherwise: the body is
-    /// the payload, and headers are the rest. A permanent error says what the message is not.
+    /// Reads a message that was written in this format. The default reads it as [`Format::Raw`]: the body is the payload,
+    /// and the headers have everything else. A permanent error says why the message is not in this format.
     fn decode(&self, incoming: &Incoming<'_>) -> Result<Event> {
         decode(Format::Raw, incoming)
     }
 }
 
 impl Format {
-    /// Those of this crate, in the order of the documentation.
+    /// The formats of this crate, in the order of the documentation.
     pub const ALL: [Self; 5] =
         [Self::Raw, Self::Envelope, Self::Event, Self::CloudEvents, Self::CloudEventsBinary];
 
@@ -113,7 +113,7 @@ impl Format {
         }
     }
 
-    /// Reads the word of a format of this crate; see [`Formats::parse`] for others.
+    /// The format of this crate that a word stands for; see [`Formats::parse`] for others.
     pub fn parse(word: &str) -> Result<Self> {
         Formats::default().parse(word)
     }
@@ -148,12 +148,12 @@ impl Formats {
         Self { added }
     }
 
-    /// All of them, those that were added last.
+    /// All formats; those that were added come last.
     pub fn all(self) -> impl Iterator<Item = Format> {
         Format::ALL.into_iter().chain(self.added.iter().copied())
     }
 
-    /// Reads a format's word. Any other word is a permanent error that names the word and all formats.
+    /// The format that a word stands for. Any other word is a permanent error that names the word and all formats.
     pub fn parse(self, word: &str) -> Result<Format> {
         self.all().find(|format| format.as_str() == word).ok_or_else(|| {
             let known: Vec<String> = self.all().map(|format| format!("`{}`", format.as_str())).collect();
@@ -165,12 +165,12 @@ impl Formats {
     }
 }
 
-/// What a broker's messages can carry by themselves.
+/// What a broker's messages can carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Carrier {
     /// Messages have a key, so that the aggregate id needs no header.
     pub has_key: bool,
-    /// A message without a value means that its key is gone, so that a delete is written as one.
+    /// A message without a value means that its key was deleted, so a delete is written as such a message.
     pub has_tombstones: bool,
     /// What comes before the name of a CloudEvents attribute in a header: `ce_` where names are words, `ce-` in HTTP.
     pub cloudevents_prefix: &'static str,
@@ -179,16 +179,16 @@ pub struct Carrier {
 /// An event as a broker carries it. The key is the event's aggregate id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// The value; none is a tombstone, or whatever no value means in a [`Formatter`]'s format.
+    /// The value; none for a tombstone, or for what a [`Formatter`] writes without a value.
     pub body: Option<Bytes>,
     /// Names and values. A name occurs once.
     pub headers: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    /// What the body is; none where the format says nothing of it.
+    /// The content type of the body; none if the format does not set one.
     pub content_type: Option<&'static str>,
 }
 
 impl Message<'_> {
-    /// What it weighs, near enough for limits.
+    /// Roughly the size in bytes, for limits.
     pub fn size(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len() + 8).sum();
         self.body.as_ref().map_or(0, Bytes::len) + headers
@@ -247,12 +247,12 @@ impl Encoder {
         }
     }
 
-    /// A structured CloudEvent is its body, and another's format has its own idea of a delete.
+    /// A structured CloudEvent is all in its body, and a custom format has its own form of a delete.
     fn writes_tombstones(&self) -> bool {
         self.carrier.has_tombstones && !matches!(self.format, Format::CloudEvents | Format::Custom(_))
     }
 
-    /// Nothing but the key and headers; what a delete says of itself goes into one of them.
+    /// Only the key and headers; the payload of a delete goes into one of the headers.
     fn tombstone<'a>(&self, event: &'a Event) -> Message<'a> {
         let mut headers = match self.format {
             Format::CloudEventsBinary => cloudevents::attributes(event, self.carrier.cloudevents_prefix),
@@ -266,7 +266,7 @@ impl Encoder {
     }
 }
 
-/// The payload as it is, and what it is.
+/// The payload, and its content type.
 fn payload(event: &Event) -> (Option<Bytes>, Option<&'static str>) {
     match &event.payload {
         // Empty, and not absent: that would be a tombstone.
@@ -290,6 +290,6 @@ fn short(event: &Event) -> Vec<u8> {
 }
 
 fn timestamp(event: &Event) -> String {
-    // Fails for years beyond 9999 only, and then nobody could read it either.
+    // Fails only for years beyond 9999, which no reader could parse either.
     event.occurred_at.format(&Rfc3339).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Who owns which partitions: a pure function that every relay of a group computes for itself.
+//! Which relay owns which partitions: a pure function that every relay of a group computes for itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,17 +7,17 @@ use uuid::Uuid;
 /// What a relay should do next to reach its fair share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
-    /// Owned, but beyond the share: to be drained and given up.
+    /// Owned, but more than the share: to be drained and given up.
     pub(crate) give: Vec<u16>,
-    /// Owned by nobody alive, and within the share.
+    /// Not owned by a live relay, and within the share.
     pub(crate) take: Vec<u16>,
 }
 
-/// The plan for `me` among `members`, given who owns what.
+/// The plan for `me` among `members`, given the present owners.
 ///
-/// Shares differ by one at most, the first relays by id having the larger ones; a relay gives up only what is
-/// beyond its own share, so a join or a leave moves as few partitions as it can. Where there are not enough for all,
-/// those who own one keep it: whoever comes later stands by.
+/// Shares differ by one at most; the first relays in the order of their ids have the larger ones. A relay gives up only
+/// what is more than its share, so a join or a leave moves as few partitions as possible. If there are not enough
+/// partitions for all relays, the present owners keep theirs, and relays that join later stand by.
 pub(crate) fn plan(me: Uuid, members: &[Uuid], owners: &BTreeMap<u16, Uuid>, partitions: u16) -> Plan {
     let alive: BTreeSet<Uuid> = members.iter().copied().chain([me]).collect();
     let (total, count) = (usize::from(partitions), alive.len());

@@ -1,5 +1,5 @@
-//! Being a member of a group: joining, renewing, coming back after an eviction, and moving towards the fair share of
-//! partitions. A queue and a log do this in the same way; what differs between them is in [`Membered`].
+//! The membership of a relay in a group: join, renew, join again after an eviction, and move towards the fair share of
+//! partitions. Queue and log do this in the same way; [`Membered`] has the differences.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Group, Member, Members, Pulse, plan};
 use crate::{Class, Error, Result};
 
-/// What a member of a group adds to the common way of being one.
+/// What queue and log add to the common membership driver.
 #[async_trait]
 pub(crate) trait Membered: Send + Sync + 'static {
     /// The group in the database.
@@ -22,28 +22,28 @@ pub(crate) trait Membered: Send + Sync + 'static {
     /// What the driver keeps for this member.
     fn membership(&self) -> &Membership;
 
-    /// Changes or asks what this relay knows of its group, under its lock. Whatever else it knows of partitions that are
-    /// no longer its own is forgotten under the same lock.
+    /// Reads or changes what this relay knows about its group, under its lock. The same lock covers the removal of
+    /// everything else that the relay knows about partitions that it no longer owns.
     fn group<T>(&self, act: impl FnOnce(&mut Group) -> T) -> T;
 
     /// This relay under a new id.
     fn new_member(&self) -> Member;
 
-    /// Renews the lease, and says when that was sent.
+    /// Renews the lease, and returns when the statement was sent.
     async fn heartbeat(&self, member: &Member) -> Result<(Pulse, Instant)>;
 
-    /// The group has a new member id: whatever the old one held is no longer this relay's.
+    /// Called when this relay has a new member id: it no longer owns what it held under the old one.
     fn evicted(&self) {}
 
-    /// Checks that a relay may come back, before it joins under its new id.
+    /// Checks that a relay may join again, before it joins under its new id.
     async fn before_joining_again(&self, _member: &Member) -> Result<()> {
         Ok(())
     }
 
-    /// Stops reading from these partitions, and returns those that nothing is in flight of: see [`Group::start_giving`].
+    /// Stops reading from these partitions, and returns those that have nothing in flight: see [`Group::start_giving`].
     fn start_giving(&self, give: &[u16]) -> Vec<u16>;
 
-    /// Called with every heartbeat before partitions are given and taken.
+    /// Called with every heartbeat, before partitions are given up and taken.
     async fn before_moving(&self) -> Result<()> {
         Ok(())
     }
@@ -53,15 +53,15 @@ pub(crate) trait Membered: Send + Sync + 'static {
         Ok(())
     }
 
-    /// The rest of a heartbeat, once partitions were given and taken.
+    /// The rest of a heartbeat, after partitions were given up and taken.
     async fn after_moving(&self, member: &Member) -> Result<()>;
 }
 
 /// What the driver keeps for one member.
 #[derive(Debug, Default)]
 pub(crate) struct Membership {
-    /// One at a time renews or joins: an answer that belongs to a former membership, or that another one has
-    /// overtaken, would make us claim from partitions that are not ours.
+    /// Held while the relay renews or joins: with the answer to an earlier membership or an earlier renewal, the relay
+    /// would claim from partitions that it does not own.
     alone: tokio::sync::Mutex<()>,
     /// Something changed that a fetch may have been waiting for.
     pub(crate) changed: Notify,
@@ -69,7 +69,7 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    /// Why leases are no longer renewed and never will be again, if that is so.
+    /// The permanent error that ended the renewal of leases, if there was one.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.failed().clone()
     }
@@ -79,7 +79,7 @@ impl Membership {
     }
 }
 
-/// The background task that keeps a member alive. Dropped, it ends.
+/// The background task that keeps a member alive. The task ends when this value is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Heartbeat {
     stop: CancellationToken,
@@ -87,7 +87,7 @@ pub(crate) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Begins to renew.
+    /// Starts to renew the lease.
     pub(crate) fn start<M: Membered>(&self, lease: Duration, member: Arc<M>) {
         let stop = self.stop.clone();
         let task = tokio::spawn(async move {
@@ -100,12 +100,12 @@ impl Heartbeat {
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
 
-    /// Ends, after a heartbeat that is under way.
+    /// Ends the task, after a heartbeat that is running.
     pub(crate) async fn stop(&self) {
         self.stop.cancel();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
-            // A panic in it has been reported already; leaving is still right.
+            // A panic in the task was already reported; the relay can still leave.
             let _ = task.await;
         }
     }
@@ -126,8 +126,8 @@ pub(crate) async fn join(member: &impl Membered) -> Result<()> {
     Ok(())
 }
 
-/// Comes back under a new id after the membership with this generation was found to be over; does nothing if that
-/// has happened already.
+/// Joins again under a new id, after the membership with this generation has ended; does nothing if the relay has
+/// already joined again.
 pub(crate) async fn rejoin(member: &impl Membered, evicted: u64) -> Result<()> {
     let _alone = member.membership().alone.lock().await;
     if join_again(member, evicted).await? { beat_once(member).await } else { Ok(()) }
@@ -191,8 +191,8 @@ async fn beat_once(member: &impl Membered) -> Result<()> {
     member.after_moving(&me).await
 }
 
-/// Ticks until stopped. An error that will not pass ends it and is returned: trying on would keep the relay on
-/// the list without its ever delivering.
+/// Sends heartbeats until stopped. A permanent error ends this and is returned: with further heartbeats, the relay would
+/// stay in the group without delivering anything.
 async fn keep_alive(stop: &CancellationToken, lease: Duration, member: &impl Membered) -> Option<Error> {
     let mut failing = false;
     loop {
@@ -205,14 +205,14 @@ async fn keep_alive(stop: &CancellationToken, lease: Duration, member: &impl Mem
             Err(error) if error.class() == Class::Permanent => return Some(error),
             Err(error) if !failing => {
                 failing = true;
-                tracing::warn!(%error, "cannot renew leases; trying on");
+                tracing::warn!(%error, "cannot renew leases; trying again");
             }
             Err(error) => tracing::debug!(%error, "still cannot renew leases"),
         }
     }
 }
 
-/// How often leases are renewed and peers looked at.
+/// How often the relay renews its lease and looks at its peers.
 fn beat(lease: Duration) -> Duration {
     (lease / 4).clamp(Duration::from_millis(20), Duration::from_secs(2))
 }

@@ -1,9 +1,9 @@
-//! Relays that share work: who is there, and who owns which key partition.
+//! Groups of relays that share work: the members, and which of them owns which partition of the keys.
 //!
-//! A group is made of relays that read the same thing the same way: a queue's streams with one order, or a log
-//! as one consumer. Each has a lease, renewed by a heartbeat; partitions are taken and given until every relay
-//! has its fair share. [`Members`] is what a database must do for that, `Group` is what one relay knows, `driver` renews
-//! and moves partitions for queues and logs alike, and `balance` is the arithmetic.
+//! The relays of a group read the same events in the same way: the streams of a queue with one order, or a log as one
+//! consumer. Each relay has a lease, which a heartbeat renews. Relays take and give up partitions until each has its
+//! fair share. [`Members`] is what a database must do for this, `Group` is what one relay knows, `driver` renews leases
+//! and moves partitions for queue and log, and `balance` computes the shares.
 
 mod balance;
 pub(crate) mod driver;
@@ -29,38 +29,38 @@ pub use self::{
     partition::{hash_of, partition_of},
 };
 
-/// The verbs of a group in a database. Each is one short transaction, and safe to repeat.
+/// The operations of a group in a database. Each is one short transaction, and safe to repeat.
 #[async_trait]
 pub trait Members: Send + Sync + 'static {
-    /// Writes down a relay with its lease, and refuses one that would share streams with a live relay of
-    /// another group: two groups on one stream would break the order of both. Consumers of a log
-    /// ([`Member::is_consumer`]) share with everyone. Creates the group's partitions.
+    /// Records a relay with its lease, and creates the group's partitions. Refuses a relay that would share streams with a
+    /// live relay of another group: two groups on one stream would break the order of both. Consumers of a log
+    /// ([`Member::is_consumer`]) may share streams with any group.
     async fn join(&self, member: &Member) -> Result<()>;
 
-    /// Renews the relay's lease and those of the rows given, and tells who else is there.
+    /// Renews the lease of the relay and of the given rows, and returns the other members.
     ///
-    /// A relay that has been evicted stays so: [`Pulse::alive`] is false and nothing was renewed.
+    /// A relay that was evicted stays evicted: [`Pulse::alive`] is false, and nothing was renewed.
     async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse>;
 
     /// Evicts relays whose lease has run out, then takes those of `wanted` that no live relay owns. Returns
-    /// what was taken. Atomic, one caller at a time in a group.
+    /// the partitions that were taken. Atomic, with one caller at a time in a group.
     ///
-    /// Evicting must wait for, and thereby fence, any claim that the evicted relay has under way.
+    /// The eviction must wait for a running claim of the evicted relay, and thereby fence it.
     async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>>;
 
     /// Gives partitions up. Called only when none of their rows is in flight.
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()>;
 
-    /// Takes the relay off the list, with all its partitions.
+    /// Removes the relay from the group, and frees all its partitions.
     async fn leave(&self, member: &Member) -> Result<()>;
 }
 
 /// A relay as its peers see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// New for every start, so that nobody is taken for a former self.
+    /// New for every start, so that a relay is never confused with an earlier run.
     pub id: Uuid,
-    /// Where it runs, for people.
+    /// The host that it runs on, for people.
     pub host: String,
     /// Which relays share partitions: those of a queue with the same order, streams and rule for dead events; those of
     /// one consumer; those of one slot.
@@ -91,55 +91,55 @@ impl Member {
         }
     }
 
-    /// Whether this relay is a log's consumer, which shares its streams with everyone.
+    /// Whether this relay is a log's consumer, which may share its streams with any group.
     pub fn is_consumer(&self) -> bool {
         self.group.kind() == GroupKind::Log
     }
 }
 
-/// What a heartbeat brought back.
+/// What a heartbeat returns.
 #[derive(Debug, Clone, Default)]
 pub struct Pulse {
-    /// Whether this relay is still on the list.
+    /// Whether this relay is still a member.
     pub alive: bool,
-    /// Live relays of the group, this one included.
+    /// Live relays of the group, including this one.
     pub members: Vec<Uuid>,
-    /// Who owns which partition; partitions nobody owns are missing.
+    /// The owner of each partition; partitions without an owner are missing.
     pub owners: BTreeMap<u16, Uuid>,
-    /// Rows that were no longer this relay's to renew.
+    /// Rows that this relay no longer owned, and that were not renewed.
     pub lost: Vec<RowKey>,
     /// The leases of the other live relays of the group.
     pub peers: Vec<Peer>,
 }
 
-/// Another relay's lease, as the database has it.
+/// Another relay's lease, as stored in the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Whose.
+    /// The relay's id.
     pub id: Uuid,
     /// Where it runs, for people.
     pub host: String,
-    /// Changes whenever it is renewed.
+    /// Changes with every renewal.
     pub renewal: String,
-    /// How long it is still valid.
+    /// How long the lease is still valid.
     pub left: Duration,
 }
 
-/// What is known of a peer that does not renew its lease.
+/// What is known about a peer that does not renew its lease.
 #[derive(Debug)]
 struct Silence {
     renewal: String,
     beats: u32,
 }
 
-/// A peer that has not renewed for so many of our heartbeats is said to be gone.
+/// After this many heartbeats of this relay without a renewal by a peer, the relay logs that the peer is gone.
 const SILENT_BEATS: u32 = 2;
 
-/// What one relay knows of its group.
+/// What one relay knows about its group.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) member: Member,
-    /// Grows with every membership: what an earlier one held is no longer ours.
+    /// Grows with every membership: this relay no longer owns what it held under an earlier one.
     pub(crate) generation: u64,
     /// Of the current membership.
     pub(crate) ownership: Ownership,
@@ -167,11 +167,11 @@ impl Group {
         self.ownership = Ownership::leased(since, self.member.lease);
     }
 
-    /// Comes back under a new name after an eviction.
+    /// Joins again under a new id after an eviction.
     pub(crate) fn reborn(&mut self, member: Member) {
-        tracing::warn!(relay = %self.member.id, "evicted after its lease ran out; joining again");
+        tracing::warn!(relay = %self.member.id, "this relay was evicted after its lease ran out; it joins again");
         self.ownership.lose();
-        // What is lost stays so. If the answer to joining is lost, the next heartbeat renews this one.
+        // Lost ownership stays lost. If the answer to the join is lost, the next heartbeat renews this membership.
         self.ownership = Ownership::leased(Instant::now(), Duration::ZERO);
         self.generation += 1;
         self.member = member;
@@ -179,15 +179,15 @@ impl Group {
         self.giving.clear();
     }
 
-    /// Ends what was handed out under this ownership, though not the lease itself.
+    /// Ends the ownership of what was handed out, but not the lease.
     pub(crate) fn recall(&mut self) {
         let next = self.ownership.succeed();
         self.ownership.lose();
         self.ownership = next;
     }
 
-    /// Takes in what a heartbeat brought that was sent at `since`. Returns whether a lease that had run out is
-    /// good again.
+    /// Records the result of a heartbeat that was sent at `since`. Returns whether a lease that had run out is
+    /// valid again.
     pub(crate) fn renewed(&mut self, pulse: &Pulse, since: Instant) -> bool {
         let had_lost = self.ownership.is_lost();
         self.ownership.renew(since, self.member.lease);
@@ -200,10 +200,10 @@ impl Group {
         for (peer, partitions) in self.gone(pulse) {
             tracing::warn!(
                 host = peer.host,
-                "another relay has not renewed its lease, and is gone or stands still: {} are taken over when the lease has \
+                "another relay has not renewed its lease, and has ended or is stalled: {} are taken over when the lease has \
                  run out, in {:.0?}",
                 if partitions == 0 {
-                    "events that it has under way".into()
+                    "the events that it is delivering".into()
                 } else {
                     format!("its {partitions} partitions")
                 },
@@ -213,7 +213,7 @@ impl Group {
         had_lost
     }
 
-    /// Peers that were found not to renew, each once, and how many partitions wait for the end of their leases.
+    /// Peers that do not renew their lease, each reported once, with how many partitions wait for the lease to expire.
     fn gone<'a>(&mut self, pulse: &'a Pulse) -> Vec<(&'a Peer, usize)> {
         self.silent.retain(|id, _| pulse.peers.iter().any(|peer| peer.id == *id));
         let mut gone = Vec::new();

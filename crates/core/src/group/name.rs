@@ -1,4 +1,4 @@
-//! Which group a relay belongs to, and how that is stored.
+//! The name of the group that a relay belongs to, and how it is stored.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ pub enum GroupKind {
 }
 
 impl GroupKind {
-    /// What the stored name of such a group begins with. The name of a queue's group begins with its order, and so with
-    /// neither of the others.
+    /// The prefix of the stored name of such a group. The name of a queue's group begins with its order, so it has neither
+    /// of the other prefixes.
     pub const fn prefix(self) -> &'static str {
         match self {
             Self::Queue => "",
@@ -25,7 +25,7 @@ impl GroupKind {
     }
 }
 
-/// The name of a group. Relays that have the same one share its partitions.
+/// The name of a group. Relays with the same name share its partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GroupName {
     kind: GroupKind,
@@ -43,7 +43,7 @@ impl GroupName {
         Self::new(GroupKind::Log, consumer)
     }
 
-    /// The group of those that read a slot.
+    /// The group of the relays that read a slot.
     pub fn cdc(slot: &str) -> Self {
         Self::new(GroupKind::Cdc, slot)
     }
@@ -58,7 +58,7 @@ impl GroupName {
         &self.stored[self.kind.prefix().len()..]
     }
 
-    /// The text in the database, where kind and name are one.
+    /// The text in the database: kind and name in one.
     pub fn stored(&self) -> &str {
         &self.stored
     }

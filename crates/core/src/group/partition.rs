@@ -1,8 +1,8 @@
-//! From a key to its partition: the one formula in Rust.
+//! The partition of a key: the only formula in Rust.
 //!
-//! A key has a hash that never changes, and its partition is that hash modulo the number of partitions, so that the number
-//! can change. In Rust the hash is [`hash_of`]; where a database computes it, it has an expression of its own, which is
-//! in one place of its crate, and takes the partition of it by the same modulo.
+//! A key has a hash that never changes. Its partition is that hash modulo the number of partitions, so that the number
+//! can change. In Rust, the hash is [`hash_of`]. A database that computes the hash has its own expression for it, in one
+//! place of its crate, and takes the same modulo.
 
 /// Hashes are below this.
 const HASHES: u64 = 1 << 15;
@@ -15,7 +15,7 @@ pub fn hash_of(key: &[u8]) -> i64 {
     (hash % HASHES).cast_signed()
 }
 
-/// The partition of a key with this hash, of so many.
+/// The partition of a key with this hash, out of this many.
 pub fn partition_of(hash: i64, partitions: u16) -> u16 {
     let partition = hash.rem_euclid(i64::from(partitions.max(1)));
     u16::try_from(partition).expect("less than a u16")

@@ -1,16 +1,16 @@
 //! The log: any number of consumers follow one append-only table, each with its offset.
 //!
 //! [`Log`] is the [`Source`] for any [`LogStore`]. It reads ahead of what is settled, in the order of `seq`, and
-//! moves the offset over the settled prefix. Nothing in the log itself is ever updated. What fails is *parked*:
-//! copied, in the transaction that moves the offset past it, to a table of the consumer's own, with its attempts,
-//! its error and the time of its next try; later events of the same key are parked behind it.
+//! moves the offset over the settled prefix. The log itself is never updated. An event that fails is *parked*: the
+//! transaction that moves the offset past it copies it to a second table, with its consumer, its attempts, its error and
+//! the time of its next try. Later events of the same key are parked behind it.
 //!
-//! A consumer is divided into partitions of the key, each with an offset of its own and leased to one instance
-//! at a time. With one partition, one instance works and others stand by.
+//! A consumer is divided into partitions of the keys. Each partition has its own offset, and is leased to one instance
+//! at a time. With one partition, one instance works and the others stand by.
 //!
-//! Killed at any point, this process leaves an offset that is too small, never one that is too large: what was
-//! delivered after it is delivered once more. A settle is fenced by the partition's epoch, which changes with
-//! every owner and with every seek, and by the offset itself, so that one that a person has changed wins.
+//! A process that is killed at any point leaves an offset that is too small, never one that is too large: events that
+//! were delivered after that offset are delivered once more. A settle is fenced by the partition's epoch, which changes
+//! with every owner and every seek, and by the offset itself, so that an offset that a person has changed is kept.
 
 mod admin;
 mod plan;
@@ -37,7 +37,7 @@ pub use self::{
 };
 use self::{
     plan::Plan,
-    track::{Asked, Track},
+    track::{Asked, ConsumerTracker},
 };
 use crate::{
     Backlog, Batch, Capabilities, Code, Error, Limits, Order, Position, ReadOptions, Result, Rules,
@@ -61,17 +61,17 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How a log is followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogOptions {
-    /// The consumer's name: who has it goes on where it was left.
+    /// The consumer's name. A log with this name continues where the consumer stopped.
     pub consumer: String,
-    /// What it has in common with other ways to read. Its partitions are the most instances that can work side by side.
+    /// The options that queue, log and CDC have in common. At most as many instances as partitions can work at once.
     pub read: ReadOptions,
     /// Where a new consumer begins.
     pub start: Start,
-    /// What becomes of an event that fails.
+    /// What happens to an event that fails.
     pub on_failure: OnFailure,
-    /// With so many parked events waiting, nothing new is read until some are delivered.
+    /// When this many parked events wait, nothing new is read until some are delivered.
     pub max_parked: usize,
-    /// How far to read ahead of an event that is not settled; a crash repeats at most so many.
+    /// How many events to read ahead of one that is not settled. A crash repeats at most this many.
     pub max_ahead: u32,
 }
 
@@ -88,7 +88,7 @@ impl LogOptions {
         }
     }
 
-    /// The same with a change to what it has in common with other ways to read:
+    /// The same, with a change to the common options:
     /// `LogOptions::consumer("mail").reading(|read| read.partitions = 4)`.
     #[must_use]
     pub fn reading(mut self, change: impl FnOnce(&mut ReadOptions)) -> Self {
@@ -97,7 +97,7 @@ impl LogOptions {
     }
 
     /// The rules that these options set. A consumer that halts blocks the key of the event that halted it, whatever
-    /// `block_on_dead` says: that event is delivered again after the halt, and what is behind it must come later.
+    /// `block_on_dead` says: that event is delivered again after the halt, and the events behind it must come later.
     pub fn rules(&self) -> Rules {
         let rules = self.read.rules();
         Rules { block_on_dead: rules.block_on_dead || self.on_failure == OnFailure::Halt, ..rules }
@@ -111,10 +111,10 @@ impl LogOptions {
             group: GroupName::new(kind, &self.consumer),
             streams: self.read.distinct_streams(),
             order,
-            // As it was set, and not as `rules` has it: a consumer that halts makes no event dead. What is dead was
-            // parked before it was told to halt, and blocks its key only if that was asked for.
+            // The option itself, and not the value of `rules`: a consumer that halts makes no event dead. A dead event
+            // was parked before the consumer was set to halt, and blocks its key only if the option says so.
             block_on_dead,
-            // Found out by the others with their next heartbeat: within the lease all the same.
+            // The others learn of it with their next heartbeat, which is within the lease.
             lease: lease.mul_f64(2.0 / 3.0),
             partitions: if order == Order::Total { 1 } else { partitions.max(1) },
         }
@@ -125,24 +125,24 @@ impl LogOptions {
         if name.is_empty() || name.len() > 200 || name.contains('\0') {
             return Err(Error::permanent(
                 Code::BAD_NAME,
-                format!("a consumer's name has 1 to 200 bytes, `{name}` does not"),
+                format!("a consumer's name must have 1 to 200 bytes; `{name}` does not"),
             ));
         }
         Ok(())
     }
 }
 
-/// What becomes of an event that fails.
+/// What happens to an event that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnFailure {
-    /// It is parked and tried again by itself; the others go on.
+    /// It is parked and retried automatically; the other events continue.
     #[default]
     Park,
-    /// The consumer waits for it, and stops when it is given up on.
+    /// The consumer waits for the event, and stops when the event is given up on.
     Halt,
 }
 
-/// A [`Source`] over any [`LogStore`]. Cheap to clone; the clones are one.
+/// A [`Source`] over any [`LogStore`]. Cheap to clone; all clones share one state.
 pub struct Log<S> {
     inner: Arc<Inner<S>>,
 }
@@ -155,16 +155,16 @@ impl<S> Clone for Log<S> {
 
 struct Inner<S> {
     shared: Arc<Shared<S>>,
-    /// Ends when the last clone is dropped without `close`.
+    /// The background task. It ends when the last clone is dropped without `close`.
     heartbeat: Heartbeat,
 }
 
 struct Shared<S> {
     store: S,
     options: LogOptions,
-    track: Mutex<Track>,
+    track: Mutex<ConsumerTracker>,
     membership: Membership,
-    /// One at a time changes offsets and parked events.
+    /// Held while offsets or parked events are changed.
     settling: tokio::sync::Mutex<()>,
 }
 
@@ -172,7 +172,7 @@ impl<S: LogStore> Log<S> {
     /// A log over `store`. Nothing happens before [`Source::open`].
     pub fn new(store: S, options: LogOptions) -> Self {
         let shared = Shared {
-            track: Mutex::new(Track::new(options.member(store.kind()))),
+            track: Mutex::new(ConsumerTracker::new(options.member(store.kind()))),
             store,
             options,
             membership: Membership::default(),
@@ -186,19 +186,19 @@ impl<S: LogStore> Log<S> {
         &self.inner.shared.store
     }
 
-    /// How it is followed.
+    /// The options.
     pub fn options(&self) -> &LogOptions {
         &self.inner.shared.options
     }
 
-    /// The partitions owned right now; for tests and status.
+    /// The partitions that this relay owns now; for tests and status.
     pub fn owned_partitions(&self) -> Vec<u16> {
         self.inner.shared.track().known()
     }
 
-    /// Prepares to settle these as delivered in a transaction of the handler's own: the store writes
-    /// [`Committing::changes`] there, and [`Committing::done`] is called once it has committed. Meanwhile nothing
-    /// else is settled. Each event's outcome is then [`crate::Outcome::Committed`].
+    /// Prepares to settle these events as delivered in the handler's own transaction: the store writes
+    /// [`Committing::changes`] there, and [`Committing::done`] is called after it has committed. Meanwhile nothing
+    /// else is settled. The outcome of each event is then [`crate::Outcome::Committed`].
     pub async fn committing(&self, positions: &[Position]) -> Committing<'_, S> {
         let shared = &self.inner.shared;
         let one = shared.settling.lock().await;
@@ -215,7 +215,7 @@ pub struct Committing<'a, S> {
 }
 
 impl<S: LogStore> Committing<'_, S> {
-    /// Who settles.
+    /// The relay that settles.
     pub fn member(&self) -> &Member {
         &self.plan.member
     }
@@ -225,13 +225,13 @@ impl<S: LogStore> Committing<'_, S> {
         &self.plan.changes
     }
 
-    /// Plans again, for these only: others have failed meanwhile. Where a database has one writer at a time,
-    /// this must be begun before the transaction is, or each would wait for the other.
+    /// Plans again, for these events only, after others have failed. If the database allows one writer at a time, this must
+    /// begin before the transaction does; otherwise each would wait for the other.
     pub fn replan(&mut self, positions: &[Position]) {
         self.plan = self.shared.plan_committed(positions);
     }
 
-    /// Whether some of the events are no longer this relay's: then nothing may be committed.
+    /// Whether this relay no longer owns some of the events: then nothing may be committed.
     pub fn is_fenced(&self) -> bool {
         self.plan.fenced > 0
     }
@@ -256,8 +256,8 @@ impl<S: LogStore> Source for Log<S> {
         let member = shared.track().group.member.clone();
         shared.store.attach(&member, shared.options.start).await?;
         driver::join(&**shared).await?;
-        // Once more, now that others see this one: of two that begin at the same time and read otherwise, each
-        // may have found nobody before.
+        // Check once more, now that others see this relay: of two relays that start at the same time with different
+        // settings, each may have found no other relay before.
         shared.store.attach(&member, Start::Earliest).await?;
         driver::tick(&**shared).await?;
         self.inner.heartbeat.start(shared.options.read.lease, shared.clone());
@@ -311,7 +311,7 @@ impl<S: LogStore> Source for Log<S> {
 }
 
 impl<S: LogStore> Shared<S> {
-    fn track(&self) -> MutexGuard<'_, Track> {
+    fn track(&self) -> MutexGuard<'_, ConsumerTracker> {
         self.track.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -371,15 +371,15 @@ impl<S: LogStore> Shared<S> {
         }
     }
 
-    /// Whether so much is parked that nothing new is read, which is said once.
+    /// Whether so much is parked that nothing new is read. This is logged once.
     fn is_full(&self, waiting: usize) -> bool {
         let is_full = waiting >= self.options.max_parked;
         if !std::mem::replace(&mut self.track().full, is_full) && is_full {
             tracing::warn!(
                 consumer = self.options.consumer,
                 parked = waiting,
-                "nothing new is read: as many events as `max_parked` allows wait for another try, or for a destination \
-                 that is away; `airtight status` names it"
+                "nothing new is read: `max_parked` events wait for another try, or for a destination that is \
+                 unavailable; `airtight status` names it"
             );
         }
         is_full
@@ -419,7 +419,7 @@ impl<S: LogStore> Shared<S> {
         Ok(())
     }
 
-    /// Writes verdicts and what follows from them; with `all`, offsets of idle partitions move on as well.
+    /// Writes verdicts and what follows from them; with `all`, the offsets of idle partitions move, too.
     async fn settle(&self, settlements: &[Settlement], all: bool) -> Result<Settled> {
         let _one = self.settling.lock().await;
         let plan = self.track().plan(settlements, all, &self.options);
@@ -432,7 +432,7 @@ impl<S: LogStore> Shared<S> {
             tracing::debug!(
                 consumer = self.options.consumer,
                 partitions = refused.len(),
-                "offsets refused: somebody else owns these partitions, or has moved them"
+                "offsets were refused: another relay owns these partitions, or a person has moved their offsets"
             );
         }
         let settled = self.track().apply(plan, &refused, false);
@@ -440,9 +440,9 @@ impl<S: LogStore> Shared<S> {
         Ok(settled)
     }
 
-    /// Learns where partitions stand that are new to us, and which keys wait where a person has changed that.
+    /// Reads the offsets of partitions that are new to this relay, and which keys wait, if a person has changed that.
     async fn take_up(&self, member: &Member, watch: ConsumerState) -> Result<()> {
-        // Neither an offset nor a parked event may change meanwhile.
+        // Meanwhile, no offset and no parked event may change.
         let _one = self.settling.lock().await;
         let revision = match watch.revision {
             Revision::At(revision) => Some(revision),
@@ -459,7 +459,7 @@ impl<S: LogStore> Shared<S> {
             self.track().recount(standings);
             self.membership.changed.notify_one();
         }
-        // Not before that: if it failed, it is still to be done.
+        // Only now: if the read had failed, it would have to be repeated.
         self.track().revision = revision;
         let unknown = self.track().unknown();
         if !unknown.is_empty() {
@@ -493,9 +493,9 @@ impl<S: LogStore> Membered for Shared<S> {
     }
 
     async fn before_joining_again(&self, member: &Member) -> Result<()> {
-        // One that was removed meanwhile is not made again.
+        // A consumer that was removed meanwhile is not created again.
         self.store.consumer_state(member).await?;
-        // Others may have come meanwhile that read otherwise: what this one leaves out, they would take for done.
+        // Relays with other settings may have joined meanwhile: they would take events that this one leaves out for done.
         self.store.attach(member, Start::Earliest).await
     }
 
@@ -516,12 +516,12 @@ impl<S: LogStore> Membered for Shared<S> {
         track.group.start_giving(give, &busy)
     }
 
-    /// Moves the offsets of idle partitions on.
+    /// Moves the offsets of idle partitions.
     async fn before_moving(&self) -> Result<()> {
         self.settle(&[], true).await.map(|_| ())
     }
 
-    /// Hears what operators have said, takes up partitions that are new, and frees what waits behind nothing any more.
+    /// Reads what operators have changed, starts with new partitions, and frees events that no longer wait for another.
     async fn after_moving(&self, member: &Member) -> Result<()> {
         let watch = self.store.consumer_state(member).await?;
         self.take_up(member, watch).await?;
@@ -537,8 +537,8 @@ impl<S: LogStore> Membered for Shared<S> {
     }
 }
 
-impl Track {
-    /// How long to wait before looking again, when nothing wakes us.
+impl ConsumerTracker {
+    /// How long to wait before the next look, if nothing wakes the relay.
     fn wait(&mut self, at_most: Duration) -> Duration {
         self.idle = self.idle.saturating_add(1);
         let (first, longest) = if self.blocked { HOLE_WAIT } else { (FIRST_WAIT, at_most) };

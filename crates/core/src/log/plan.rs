@@ -1,4 +1,4 @@
-//! A settle that is planned: what each verdict comes to, before anything is written or forgotten.
+//! The plan of a settle: what each verdict changes, before anything is written or forgotten.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(super) struct Plan {
     pub(super) changes: Changes,
     pub(super) fenced: usize,
     pub(super) steps: Vec<Step>,
-    /// What is to be held back by it, with the load of its partition. More may be read meanwhile.
+    /// The events that it holds back, with the load of their partition. More may be read meanwhile.
     pub(super) held: Set<(i64, u64)>,
     pub(super) halts: Vec<(i64, Halt)>,
 }
@@ -22,11 +22,11 @@ pub(super) enum Halt {
 }
 
 pub(super) enum Step {
-    /// No longer ours.
+    /// This relay no longer owns the event.
     Fenced(Position),
     /// Written by the handler's own transaction, and applied with it.
     Committed(Position),
-    /// Settled, and nothing is kept of it.
+    /// Settled, and nothing is stored.
     Done(Position),
     /// Parked; with a key that waits from now on, or not.
     Parked(Position, bool),
@@ -51,7 +51,7 @@ impl Plan {
         let attempts = spent(row, verdict);
         let failure = match verdict {
             Verdict::Delivered | Verdict::SettledInTransaction => return Step::Done(position),
-            // Behind an event that is parked it cannot be handed out again before that one is finished.
+            // Behind a parked event, this one cannot be handed out again before the parked one is finished.
             Verdict::Released if waits => {
                 self.park(row, 0, Fate::Held);
                 return Step::Parked(position, true);
@@ -104,7 +104,7 @@ fn ended(position: Position, options: &LogOptions) -> Step {
     if options.read.block_on_dead { Step::Stays(position) } else { Step::Freed(position) }
 }
 
-/// The attempts of an event after this verdict. One whose destination is away has its last one back.
+/// The attempts of an event after this verdict. An event whose destination is unavailable gets its last attempt back.
 fn spent(row: &InFlight, verdict: &Verdict) -> u32 {
     row.attempt.saturating_sub(u32::from(matches!(verdict, Verdict::Away { .. })))
 }
@@ -115,13 +115,13 @@ fn halt(row: &InFlight, attempts: u32, failure: &Fate, options: &LogOptions) -> 
         let message = format!("consumer `{consumer}` halts at seq {seq}: {}", error.message());
         let cause = error.remedy().unwrap_or("remove the cause");
         Halt::Stop(Error::permanent(Code::HALTED, message).with_remedy(format!(
-            "{cause} and start it again, or leave that event out with `airtight consumers seek {consumer} --to-seq {seq}`"
+            "{cause} and start the consumer again, or skip the event with `airtight consumers seek {consumer} --to-seq {seq}`"
         )))
     };
     match failure {
         Fate::Retry { after, .. } => Halt::Retry(attempts, *after),
         Fate::Dead { error } | Fate::Unknown { error } => stop(error),
-        // These are no failures.
+        // These verdicts are not failures.
         Fate::Delivered | Fate::Held => Halt::Retry(0, Duration::ZERO),
     }
 }

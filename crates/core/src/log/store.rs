@@ -1,7 +1,7 @@
-//! What a database must be able to do for its table to be followed as a log.
+//! What a database must do so that a table can be followed as a log.
 //!
-//! A store is SQL and nothing else: who delivers what, when an offset may move and what is held back behind a
-//! failure is decided in [`super::Log`], once for all stores. Every time in here is the database's.
+//! A store is only SQL. [`super::Log`] decides for all stores which relay delivers what, when an offset may move, and
+//! what is held back behind a failure. All times here are times of the database's clock.
 
 use std::time::Duration;
 
@@ -13,75 +13,77 @@ use crate::{
     queue::BadRow,
 };
 
-/// The verbs of a log in a database.
+/// The operations of a log in a database.
 ///
-/// Each is one short transaction, and safe to repeat. None stays open across a call to a sink. The member's
+/// Each is one short transaction, and safe to repeat. No transaction stays open during a call to a sink. The member's
 /// group names the consumer: [`Member::consumer`].
 #[async_trait]
 pub trait LogStore: Send + Sync + 'static {
-    /// The group that the consumer's relays are in.
+    /// The group of the consumer's relays.
     fn members(&self) -> &dyn Members;
 
-    /// What kind of group the consumer's relays are.
+    /// The kind of that group.
     fn kind(&self) -> GroupKind {
         GroupKind::Log
     }
 
-    /// What a heartbeat brought.
+    /// Called with the result of each heartbeat.
     fn renewed(&self, _member: &Member, _pulse: &Pulse) {}
 
-    /// Called before partitions are given up: whatever is settled and not written yet is written now, and what was begun
-    /// for them ends.
+    /// Called before partitions are given up. The store writes what is settled and not written yet, and ends what it has
+    /// begun for these partitions.
     async fn before_giving(&self, _member: &Member) -> Result<()> {
         Ok(())
     }
 
-    /// The same before the relay leaves, which it does even if this fails. The store may not have been opened.
+    /// Called before the relay leaves, to do the same. The relay leaves even if this fails. The store may not have been
+    /// opened.
     async fn before_leaving(&self, _member: &Member) -> Result<()> {
         Ok(())
     }
 
-    /// Connects, and refuses a table that cannot be followed, with the statement that mends it. `sink` is what the
-    /// sink promises and wants.
+    /// Connects, and refuses a table that cannot be followed, with the statement that fixes it. `sink` says what the
+    /// sink promises and needs.
     async fn open(&self, sink: &Capabilities) -> Result<()>;
 
-    /// Writes the consumer down if it is new, at `start`, and creates its partitions. With another number of
-    /// partitions than before, all of them restart from the smallest offset; refused while live members have
-    /// the old number. Called before [`Members::join`].
+    /// Records the consumer at `start`, if it is new, and creates its partitions. If the number of partitions has changed,
+    /// all of them restart from the smallest offset; this is refused while live members have the old number. Called
+    /// before [`Members::join`].
     async fn attach(&self, member: &Member, start: Start) -> Result<()>;
 
-    /// Where those of `partitions` stand that the member owns. An offset below what retention has removed is an
+    /// The state of those of `partitions` that the member owns. An offset below what retention has removed is an
     /// error with the code [`Code::BEHIND_RETENTION`].
     async fn positions(&self, member: &Member, partitions: &[u16]) -> Result<Vec<Standing>>;
 
-    /// What operators have said about the consumer since.
+    /// What operators have set for the consumer.
     async fn consumer_state(&self, member: &Member) -> Result<ConsumerState>;
 
-    /// Reads on from `after` in the order of `seq`; see [`Read`].
+    /// Reads the events after `after`, in the order of `seq`; see [`Read`].
     ///
-    /// A `seq` that is missing is passed over only when it is certain that it never will be there: a hole that
-    /// an open transaction may still fill stops the read. A row that retention has removed is no hole but an
-    /// error with the code [`Code::BEHIND_RETENTION`].
+    /// A read skips a missing `seq` only if it is certain that no transaction will commit it: a hole that an open
+    /// transaction may still fill stops the read. A row that retention has removed is no hole, but an error with the
+    /// code [`Code::BEHIND_RETENTION`].
     async fn read(&self, request: &ReadRequest<'_>) -> Result<Read>;
 
-    /// Reads these again, in the order of `seq`, within the bounds of the request. All of them were read
-    /// before; one that is gone is an error with the code [`Code::BEHIND_RETENTION`].
+    /// Reads these events again, in the order of `seq`, within the limits of the request. All of them were read
+    /// before; a missing one is an error with the code [`Code::BEHIND_RETENTION`].
     async fn reread(&self, request: &ReadRequest<'_>, seqs: &[i64]) -> Result<Vec<LogRow>>;
 
-    /// Parked events that are due, each with what is held behind it, in the order of `seq`, but for those of
-    /// `except`. With [`Member::by_key`] none comes while an earlier one of its key is not due; without it,
-    /// what was held under another order is due as well.
+    /// Parked events that are due, each with the events that are held behind it, in the order of `seq`, except for those
+    /// of `except`. With [`Member::by_key`], an event is not returned while an earlier one of its key is not due; without
+    /// it, events that were held under another order are due as well.
     async fn due(&self, request: &ReadRequest<'_>, except: &[i64]) -> Result<Due>;
 
-    /// Applies all of `changes`, in one transaction, except those to partitions that are no longer the
-    /// member's under the epoch given, or whose offset somebody has changed: these are returned.
+    /// Applies all of `changes` in one transaction, except those to partitions that the member no longer owns under the
+    /// given epoch, or whose offset was changed: these partitions are returned.
     ///
-    /// An event of [`Changes::park`] may be parked already, by a try whose answer was lost: what became of it counts,
-    /// and one that is only held stays as it is. With [`Member::by_key`], what was held behind an event that is
-    /// finished now, or is held behind nothing, becomes due here or with the next [`LogStore::unhold`].
+    /// An event of [`Changes::park`] may already be parked, by a try whose answer was lost: then its new fate is stored,
+    /// except that an event that is only held stays as it is. With [`Member::by_key`], an event that was held behind an
+    /// event that is finished now, or that is held behind nothing, becomes due here or with the next [`LogStore::unhold`].
     async fn settle(&self, member: &Member, changes: &Changes) -> Result<Vec<u16>>;
 
-    /// Makes held events due that wait behind nothing any more: a person may have removed it. Returns how many.
+    /// Makes held events due that no longer wait behind another event: a person may have removed that event. Returns how
+    /// many.
     async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64>;
 
     /// What is left to deliver, for all partitions of the consumer.
@@ -96,19 +98,19 @@ pub trait LogStore: Send + Sync + 'static {
 /// Where a new consumer begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
-    /// With the oldest event there is.
+    /// With the oldest event of the log.
     #[default]
     Earliest,
-    /// With what is published from now on.
+    /// With the events that are published from now on.
     Latest,
 }
 
-/// Where a partition of a consumer stands.
+/// The state of a partition of a consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// Which one.
     pub partition: u16,
-    /// Grows whenever it is taken, and with every seek.
+    /// Grows with every new owner, and with every seek.
     pub epoch: i64,
     /// Everything up to this `seq` is settled.
     pub offset: i64,
@@ -122,16 +124,16 @@ pub struct Standing {
     pub replay: Option<Replay>,
 }
 
-/// What a seek to an earlier place asked for. It belongs to the consumer and stays until the next one: a takeover or a
-/// restart is no replay.
+/// The replay that a seek to an earlier offset asked for. It belongs to the consumer and stays until the next replay: a
+/// takeover or a restart is no replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replay {
-    /// The database's time at the seek, in microseconds: no other replay of this log, nor of another, is likely to
-    /// have it.
+    /// The database's time at the seek, in microseconds: another replay, of this log or of another, is unlikely to
+    /// have the same id.
     pub id: i64,
-    /// What is behind this `seq` comes again,
+    /// Events after this `seq` are delivered again,
     pub after: i64,
-    /// up to this one, the last that was drawn when it was asked for. What comes later is new.
+    /// up to this one, the last that was assigned when the replay was requested. Later events are new.
     pub through: i64,
 }
 
@@ -142,39 +144,39 @@ impl Replay {
     }
 }
 
-/// What operators have said about a consumer.
+/// What operators have set for a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConsumerState {
-    /// Whether it is to stand still.
+    /// Whether the consumer is paused.
     pub paused: bool,
     /// Whether something about its partitions has changed.
     pub revision: Revision,
 }
 
-/// How a relay learns that what it remembers of a consumer's partitions is no longer true.
+/// How a relay learns that what it remembers about a consumer's partitions is outdated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Revision {
     /// Grows whenever a person has changed something about parked events, and with every seek.
     At(i64),
-    /// Whatever is remembered may be wrong: all partitions are looked at again.
+    /// Everything that is remembered may be wrong: the relay reads all partitions again.
     Moved,
 }
 
 /// What to read.
 #[derive(Debug, Clone)]
 pub struct ReadRequest<'a> {
-    /// Who reads.
+    /// The relay that reads.
     pub member: &'a Member,
-    /// The partitions whose events are wanted. Rows of others, and of streams that the member does not read,
-    /// are passed over but still count for holes.
+    /// The partitions whose events are wanted. Rows of other partitions, and of streams that the member does not read,
+    /// are skipped but still count when holes are looked for.
     pub partitions: &'a [u16],
-    /// Read what is behind this `seq`.
+    /// Read the rows after this `seq`.
     pub after: i64,
-    /// Look at most at so many rows.
+    /// The most rows to look at.
     pub events: usize,
-    /// At most so many bytes, though always at least one row.
+    /// The most bytes. One row is always allowed, however large.
     pub bytes: usize,
-    /// Payloads larger than this are not read but rejected.
+    /// Larger payloads are rejected without being read.
     pub max_payload: usize,
 }
 
@@ -183,18 +185,18 @@ pub struct ReadRequest<'a> {
 pub struct Read {
     /// The wanted rows, in the order of `seq`.
     pub rows: Vec<LogRow>,
-    /// Everything up to here was passed: it is in `rows`, or not wanted, or never was.
+    /// The read covers everything up to here: a `seq` is in `rows`, or not wanted, or was never committed.
     pub through: i64,
-    /// There is more, right now.
+    /// There is more to read now.
     pub more: bool,
-    /// There is more, behind a hole that an open transaction may still fill: look again soon.
+    /// There is more, after a hole that an open transaction may still fill: read again soon.
     pub blocked: bool,
 }
 
 /// One row of the log.
 #[derive(Debug)]
 pub struct LogRow {
-    /// Its place.
+    /// Its number in the log.
     pub seq: i64,
     /// The partition of its key.
     pub partition: u16,
@@ -209,7 +211,7 @@ pub struct LogRow {
 pub struct Due {
     /// The events.
     pub rows: Vec<ParkedRow>,
-    /// When the next one is, if none is now.
+    /// When the next one is due, if none is due now.
     pub next_in: Option<Duration>,
 }
 
@@ -218,18 +220,18 @@ pub struct Due {
 pub struct ParkedRow {
     /// The row as it was in the log.
     pub row: LogRow,
-    /// Attempts so far; none for one that was only held back.
+    /// Attempts so far; zero for an event that was only held back.
     pub attempts: u32,
 }
 
-/// What a settle changes, all of it or, per partition, none.
+/// What a settle changes: for each partition, everything or nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Changes {
     /// Every partition that has a change, with its offset before and after (often the same).
     pub moves: Vec<Move>,
     /// Events to copy from the log to the parked ones.
     pub park: Vec<Park>,
-    /// What became of events that were parked already.
+    /// What became of events that were already parked.
     pub parked: Vec<Park>,
 }
 
@@ -238,11 +240,11 @@ pub struct Changes {
 pub struct Move {
     /// Which partition.
     pub partition: u16,
-    /// The epoch it was taken with.
+    /// The epoch under which the relay owns it.
     pub epoch: i64,
     /// The offset as it is stored.
     pub from: i64,
-    /// The offset as it is to be. Finding this stored already is right, too: the answer to an earlier try was
+    /// The new offset. It is no conflict if this offset is already stored: the answer to an earlier try was
     /// lost.
     pub to: i64,
 }
@@ -269,7 +271,7 @@ pub enum Fate {
     Held,
     /// It is tried again.
     Retry {
-        /// After so long.
+        /// How long to wait.
         after: Duration,
         /// What went wrong.
         error: Error,
@@ -279,20 +281,20 @@ pub enum Fate {
         /// Why.
         error: Error,
     },
-    /// Its outcome is not known: it stays, out of reach of bulk retries.
+    /// Its outcome is unknown: the event stays, and bulk retries do not touch it.
     Unknown {
         /// What was seen.
         error: Error,
     },
 }
 
-/// The error for a consumer that retention has overtaken.
+/// The error for a consumer that has not read events that retention has removed.
 pub fn behind_retention(consumer: &str, offset: i64, floor: i64) -> Error {
     Error::permanent(
         Code::BEHIND_RETENTION,
         format!(
             "consumer `{consumer}` stands at seq {offset}, but retention has removed events up to {floor}: \
-             they cannot be delivered any more. Rebuild what it feeds and seek it (docs/operations.md, \
+             they cannot be delivered any more. Rebuild what the consumer feeds, and seek it (docs/operations.md, \
              \"Rebuilding a consumer\"): `airtight consumers seek {consumer} --earliest`"
         ),
     )

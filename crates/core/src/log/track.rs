@@ -1,11 +1,11 @@
-//! What one relay knows of its consumer: where each partition stands, what is in flight, which keys wait.
+//! What one relay knows about its consumer: the offset of each partition, what is in flight, which keys wait.
 //!
-//! No I/O in here. A settle is planned, written by the store, and only then applied, so that an error in
-//! between leaves everything as it was.
+//! This module does no I/O. A settle is planned, then written by the store, and only then applied, so that an error in
+//! between changes nothing.
 //!
-//! The offset of a partition is one less than the smallest `seq` that is not settled; with nothing
-//! outstanding it is as far as was read. So it moves over a settled prefix only, and events that are settled out
-//! of order cost no memory.
+//! The offset of a partition is one less than the smallest `seq` that is not settled. If everything is settled, it is
+//! the last `seq` that was read. So the offset moves only over a settled prefix, and events that are settled out of
+//! order need no memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ use crate::{
     source::{Reject, Settled},
 };
 
-/// The hash of a key. Two keys that collide wait for each other, which costs nothing else.
+/// The hash of a key. Two keys with the same hash wait for each other; this has no other effect.
 type Key = u64;
 
 pub(super) struct Partition {
@@ -100,7 +100,7 @@ pub(super) struct Asked {
     generation: u64,
 }
 
-pub(super) struct Track {
+pub(super) struct ConsumerTracker {
     pub(super) group: Group,
     pub(super) paused: bool,
     /// As it was when parked events were counted last; none if they are to be counted again.
@@ -128,7 +128,7 @@ pub(super) struct Track {
     seed: Seed,
 }
 
-impl Track {
+impl ConsumerTracker {
     pub(super) fn new(member: Member) -> Self {
         Self {
             group: Group::new(member),
@@ -151,7 +151,7 @@ impl Track {
         }
     }
 
-    /// Forgets partitions that are no longer ours. What was handed out of them is fenced when it is settled.
+    /// Forgets partitions that this relay no longer owns. Their events that were handed out are fenced at the settle.
     pub(super) fn keep_owned(&mut self) {
         let owned = &self.group.owned;
         self.partitions.retain(|partition, _| owned.contains(partition));
@@ -168,7 +168,7 @@ impl Track {
         self.held.retain(|held| partitions.get(&held.partition).is_some_and(|own| own.load == held.load));
     }
 
-    /// Partitions that are ours, but of which we don't know yet where they stand.
+    /// Partitions that this relay owns, but whose offsets it does not know yet.
     pub(super) fn unknown(&self) -> Vec<u16> {
         self.group.owned.iter().filter(|n| !self.partitions.contains_key(n)).copied().collect()
     }
@@ -197,8 +197,8 @@ impl Track {
         self.look_at = None;
     }
 
-    /// Takes in which keys wait, after a person has changed something. Partitions that were moved are no longer
-    /// known: a relay that has nothing to settle would not hear of it otherwise.
+    /// Records which keys wait, after a person has changed something. It forgets partitions that were moved: a relay with
+    /// nothing to settle would not learn of the move otherwise.
     pub(super) fn recount(&mut self, standings: Vec<Standing>) {
         let mut moved = Vec::new();
         for standing in standings {

@@ -1,12 +1,12 @@
 //! The queue: rows claimed under a lease, shared by all stores.
 //!
 //! [`Queue`] is the [`Source`] for any [`QueueStore`]. It keeps what a store need not know: which rows are in
-//! flight under which token, which key partitions are ours, when a lease was last renewed, and which events
-//! must be delivered alone. A background task renews, joins, takes and gives partitions; it ends with
-//! [`Source::close`], or with the queue itself.
+//! flight under which token, which partitions this relay owns, when a lease was last renewed, and which events
+//! must be delivered alone. A background task renews leases, joins the group, and takes and gives up partitions. The task
+//! ends with [`Source::close`], or when the queue is dropped.
 //!
-//! Killed at any point, this process leaves rows that are `processing` under a token nobody renews, and a
-//! relay whose lease runs out. Others evict it and take those rows over, in order; nothing else is needed.
+//! A process that is killed at any point leaves rows that are `processing` under a token that is no longer renewed, and
+//! a member whose lease runs out. Other relays evict that member and take over its rows, in order; nothing else is needed.
 
 mod store;
 
@@ -32,10 +32,10 @@ use crate::{
     source::{Reject, Settled},
 };
 
-/// What an event costs in memory besides its payload, near enough: a claim's bound counts payloads alone.
+/// Roughly what an event needs in memory in addition to its payload: the limit of a claim counts only payloads.
 const EVENT_OVERHEAD: usize = 512;
 
-/// How a queue is read. There is nothing that only a queue has.
+/// How a queue is read. A queue has no options beyond the common ones.
 pub type QueueOptions = ReadOptions;
 
 fn member(options: &QueueOptions) -> Member {
@@ -71,18 +71,18 @@ pub struct Queue<S> {
 struct Shared<S> {
     store: S,
     options: QueueOptions,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// `changed` says that there may be a partition, or room for a suspect.
     membership: Membership,
-    /// One at a time renews or settles: both write to rows in flight, each in its own order, and a database would have
-    /// to break the deadlock.
+    /// Held while the queue renews or settles: both write to rows in flight, each in a different order, which could
+    /// deadlock in the database.
     rows: tokio::sync::Mutex<()>,
 }
 
-struct State {
+struct QueueState {
     group: Group,
     in_flight: HashMap<Position, InFlight>,
-    /// Partitions of the claim that is under way: its rows are not in flight yet, but may be any moment.
+    /// Partitions of the running claim: its rows are not in flight yet, but will be as soon as it returns.
     claiming: Vec<u16>,
     next_position: u64,
     /// Suspects are due: claim nothing more until one of them can be alone.
@@ -103,7 +103,7 @@ struct InFlight {
 impl<S: QueueStore> Queue<S> {
     /// A queue over `store`. Nothing happens before [`Source::open`].
     pub fn new(store: S, options: QueueOptions) -> Self {
-        let state = State {
+        let state = QueueState {
             group: Group::new(member(&options)),
             in_flight: HashMap::new(),
             claiming: Vec::new(),
@@ -121,7 +121,7 @@ impl<S: QueueStore> Queue<S> {
         Self { shared: Arc::new(shared), heartbeat: Heartbeat::default() }
     }
 
-    /// The partitions owned right now; for tests and status.
+    /// The partitions that this relay owns now; for tests and status.
     pub fn owned_partitions(&self) -> Vec<u16> {
         self.shared.state().group.owned.iter().copied().collect()
     }
@@ -155,7 +155,7 @@ impl<S: QueueStore> Source for Queue<S> {
             let batch = self.shared.claim(&asked, limits).await;
             self.shared.state().claiming.clear();
             let batch = batch?;
-            // The last suspect is gone: what it stood in the way of can be claimed at once.
+            // The last suspect is finished: the events that it blocked can be claimed now.
             if !(asked.alone && batch.is_empty()) {
                 return Ok(batch);
             }
@@ -177,13 +177,13 @@ impl<S: QueueStore> Source for Queue<S> {
             let mut unhold = BTreeSet::new();
             for settlement in settlements {
                 let Some(row) = state.in_flight.get(&settlement.position) else { continue };
-                // With order, what a former membership held is its successor's, be that ourselves.
+                // With order, the rows of an earlier membership belong to the next owner, which may be this relay.
                 if row.generation != state.group.generation && state.group.member.order != Order::None {
                     continue;
                 }
                 rows.push((row.claim.clone(), &settlement.verdict));
-                // Something may wait behind it. Behind a fresh event that dies nothing waits yet, unless it
-                // blocks its key, and then it stays so.
+                // Events may wait behind this one. Behind an event that dies at its first attempt nothing waits yet,
+                // unless it blocks its key, and then the key stays blocked.
                 let waits_on = matches!(
                     settlement.verdict,
                     Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Released
@@ -207,10 +207,10 @@ impl<S: QueueStore> Source for Queue<S> {
         if !unhold.is_empty() {
             let partitions: Vec<u16> = unhold.into_iter().collect();
             match shared.store.unhold(&member, &partitions).await {
-                // Whoever was woken above may have looked too early.
+                // The fetch that was woken above may have looked too early.
                 Ok(freed) if freed > 0 => shared.membership.changed.notify_one(),
                 Ok(_) => {}
-                // Not worth failing the settle for: the next tick does the same.
+                // This need not fail the settle: the next heartbeat does the same.
                 Err(error) => tracing::debug!(%error, "could not free held events yet"),
             }
         }
@@ -236,20 +236,20 @@ impl<S: QueueStore> Source for Queue<S> {
             let rows: Vec<_> = rows.into_iter().map(|claim| (claim, &Verdict::Released)).collect();
             given_back = self.shared.store.settle(&member, &rows).await.map(|_| ());
         }
-        // Leaving is right all the same: others then take over at once what could not be given back.
+        // The relay leaves in any case: then other relays immediately take over what could not be given back.
         self.shared.store.members().leave(&member).await.and(given_back)
     }
 }
 
 impl<S: QueueStore> Shared<S> {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn claim(&self, asked: &Asked, limits: Limits) -> Result<Batch> {
         let token = Uuid::new_v4();
         let since = Instant::now();
-        // At least half of the bytes are left for payloads.
+        // At least half of the bytes remain for payloads.
         let events = limits.events.min(limits.bytes / (2 * EVENT_OVERHEAD)).max(1);
         let request = ClaimRequest {
             member: &asked.member,
@@ -315,7 +315,7 @@ impl<S: QueueStore> Membered for Shared<S> {
         Ok((pulse, sent))
     }
 
-    /// Its rows are taken over like anybody's.
+    /// Other relays take over its rows, as those of any evicted relay.
     fn evicted(&self) {
         self.state().alone = false;
     }
@@ -333,7 +333,7 @@ impl<S: QueueStore> Membered for Shared<S> {
     }
 }
 
-/// What a claim was asked for, under which membership.
+/// What a claim asks for, and under which membership.
 struct Asked {
     member: Member,
     generation: u64,
@@ -342,7 +342,7 @@ struct Asked {
     alone: bool,
 }
 
-impl State {
+impl QueueState {
     /// What may be claimed now; nothing while a suspect is out or waits to be alone, or without a partition or
     /// a valid lease on it.
     fn ask(&mut self) -> Option<Asked> {

@@ -1,7 +1,7 @@
-//! What a database must be able to do for its table to be a queue.
+//! What a database must do so that a table can be read as a queue.
 //!
-//! A store is SQL and nothing else: what is claimed by whom, for how long and in what order is decided in
-//! [`super::Queue`], once for all stores. Every time in here is the database's.
+//! A store is only SQL. [`super::Queue`] decides for all stores which relay claims what, for how long and in what order.
+//! All times here are times of the database's clock.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::{
     table::TableSpec,
 };
 
-/// After so many lost leases an event is delivered alone.
+/// After this many lost leases an event is delivered alone.
 pub const SUSPECT_AFTER: u32 = 3;
 
-/// The verbs of a queue in a database.
+/// The operations of a queue in a database.
 ///
-/// Each is one short transaction, and safe to repeat. None stays open across a call to a sink.
+/// Each is one short transaction, and safe to repeat. No transaction stays open during a call to a sink.
 #[async_trait]
 pub trait QueueStore: Send + Sync + 'static {
-    /// The group that the queue's relays are in.
+    /// The group of the queue's relays.
     fn members(&self) -> &dyn Members;
 
-    /// The table, where it has one.
+    /// The table, if the store has one.
     fn table(&self) -> Option<&TableSpec> {
         None
     }
@@ -37,14 +37,14 @@ pub trait QueueStore: Send + Sync + 'static {
     /// error with the code [`crate::Code::EVICTED`].
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<Claimed>;
 
-    /// Applies verdicts, each fenced by its claim token, and says of each whether it took effect. With order,
-    /// nothing that an evicted relay settles takes effect.
+    /// Applies verdicts, each fenced by its claim token, and returns for each whether it took effect. With order,
+    /// no verdict of an evicted relay takes effect.
     ///
     /// Verdicts that hold a key back (retry, dead, unknown) are committed no later than releases of events
     /// behind them, since a claim may run at the same time.
     async fn settle(&self, member: &Member, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>>;
 
-    /// Frees events that were held back behind one that is finished now. Returns how many.
+    /// Frees events that were held back behind an event that is finished now. Returns how many.
     async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64>;
 
     /// What is left to deliver.
@@ -56,12 +56,12 @@ pub trait QueueStore: Send + Sync + 'static {
     }
 }
 
-/// How a store tells its rows apart.
+/// How a store identifies its rows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RowKey {
     /// An integer identity.
     Int(i64),
-    /// Any other, as text.
+    /// Any other identity, as text.
     Text(String),
 }
 
@@ -76,21 +76,21 @@ pub struct RowClaim {
 
 /// What to claim.
 ///
-/// A claim takes rows that are pending and due, and rows whose claim is void: by the lease's end without
-/// order; by a token other than `tokens` in an owned partition with order, since nobody else may hold one
-/// there. Taking over such a row costs no attempt but grows its lost leases, and one that reaches
-/// [`SUSPECT_AFTER`] becomes a *suspect*: pending, due, and left to a claim with `alone`.
+/// A claim takes rows that are pending and due, and rows whose claim is void. Without order, a claim is void when its
+/// lease has ended. With order, it is void if it is in a partition that this relay owns and its token is not in `tokens`,
+/// since no other relay may hold a row there. The takeover of such a row costs no attempt, but counts a lost lease. A row
+/// that reaches [`SUSPECT_AFTER`] lost leases becomes a *suspect*: pending, due, and left to a claim with `alone`.
 #[derive(Debug, Clone)]
 pub struct ClaimRequest<'a> {
-    /// Who claims.
+    /// The relay that claims.
     pub member: &'a Member,
     /// The token for this claim.
     pub token: Uuid,
-    /// At most so many rows.
+    /// The most rows.
     pub events: usize,
-    /// At most so many bytes of payload, though always at least one row.
+    /// The most bytes of payload. One row is always allowed, however large.
     pub bytes: usize,
-    /// Payloads larger than this are not read but rejected.
+    /// Larger payloads are rejected without being read.
     pub max_payload: usize,
     /// With order: the partitions to claim from, in seq order per key. Total order has the partition 0.
     pub partitions: &'a [u16],
@@ -105,7 +105,7 @@ pub struct ClaimRequest<'a> {
 pub struct Claimed {
     /// The rows, in seq order.
     pub rows: Vec<ClaimedRow>,
-    /// Rows that were claimed but did not fit the byte bound; given back at once.
+    /// Rows that were claimed but did not fit the limit of bytes; they are given back immediately.
     pub overflow: Vec<RowKey>,
     /// Whether suspects are due, to be claimed alone.
     pub suspects: bool,
@@ -118,13 +118,13 @@ pub struct ClaimedRow {
     pub key: RowKey,
     /// The partition of its key; zero without order.
     pub partition: u16,
-    /// Which attempt this is, from one.
+    /// The number of this attempt, starting at one.
     pub attempt: u32,
-    /// Its own limit.
+    /// The event's own limit of attempts.
     pub max_attempts: Option<u32>,
-    /// How often a relay vanished with it.
+    /// How often a relay vanished while it held this row.
     pub lost_leases: u32,
-    /// Whether it had failed before, so that others of its key may wait behind it.
+    /// Whether the event has failed before, so that other events of its key may wait behind it.
     pub waited: bool,
     /// The event, or why the row cannot be one.
     pub event: std::result::Result<Event, BadRow>,

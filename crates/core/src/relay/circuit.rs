@@ -1,4 +1,4 @@
-//! The circuit: while a sink is away as a whole, nothing is sent to it and no attempt is spent.
+//! The circuit: while a whole sink is unavailable, nothing is sent to it and no attempt is spent.
 
 use std::time::Duration;
 
@@ -7,43 +7,43 @@ use tokio::time::Instant;
 use crate::{Backoff, Error};
 
 #[derive(Debug)]
-enum State {
+enum CircuitState {
     Closed,
     Open {
         until: Instant,
     },
-    /// One event at a time is tried, until the first that is not refused as *unavailable*.
+    /// One event at a time is tried, until one is not refused as *unavailable*.
     Probing,
 }
 
 #[derive(Debug)]
 pub(super) struct Circuit {
-    state: State,
+    state: CircuitState,
     failures: u32,
     backoff: Backoff,
 }
 
 impl Circuit {
     pub(super) fn new(backoff: Backoff) -> Self {
-        Self { state: State::Closed, failures: 0, backoff }
+        Self { state: CircuitState::Closed, failures: 0, backoff }
     }
 
-    /// Opens it, for longer each time in a row. Returns for how long; none when it was open already.
+    /// Opens the circuit, for longer after each failure in a row. Returns for how long; none if it was already open.
     pub(super) fn open(&mut self, error: &Error) -> Option<Duration> {
-        if matches!(self.state, State::Open { .. }) {
+        if matches!(self.state, CircuitState::Open { .. }) {
             return None;
         }
         self.failures = self.failures.saturating_add(1);
         let wait = self.backoff.after(self.failures).max(error.retry_after().unwrap_or_default());
-        self.state = State::Open { until: Instant::now() + wait };
+        self.state = CircuitState::Open { until: Instant::now() + wait };
         Some(wait)
     }
 
-    /// The sink has answered. Returns whether this closed the circuit.
+    /// Records that the sink has answered. Returns whether this closed the circuit.
     pub(super) fn answered(&mut self) -> bool {
-        let closed = matches!(self.state, State::Probing);
+        let closed = matches!(self.state, CircuitState::Probing);
         if closed {
-            self.state = State::Closed;
+            self.state = CircuitState::Closed;
             self.failures = 0;
         }
         closed
@@ -51,18 +51,18 @@ impl Circuit {
 
     /// Starts probing.
     pub(super) fn probe(&mut self) {
-        self.state = State::Probing;
+        self.state = CircuitState::Probing;
     }
 
-    /// Until when the sink is left alone.
+    /// Until when nothing is sent to the sink.
     pub(super) fn open_until(&self) -> Option<Instant> {
         match self.state {
-            State::Open { until } => Some(until),
-            State::Closed | State::Probing => None,
+            CircuitState::Open { until } => Some(until),
+            CircuitState::Closed | CircuitState::Probing => None,
         }
     }
 
     pub(super) fn is_probing(&self) -> bool {
-        matches!(self.state, State::Probing)
+        matches!(self.state, CircuitState::Probing)
     }
 }

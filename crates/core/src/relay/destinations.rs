@@ -1,9 +1,9 @@
-//! Destinations that are away while the sink is not: a missing topic, an exchange without a binding.
+//! Destinations that are unavailable while the sink works: a missing topic, an exchange without a binding.
 //!
-//! Their events go back to the source, to wait there: nothing is kept in memory for them but the destination itself. A
-//! probe is one event, after a wait that grows. All others that come due meanwhile are put back unsent, each to a place of
-//! its own in time: however many wait, so many a second come to be looked at and no more, and fewer where the source is
-//! slow, so that there is always room for everybody else.
+//! Their events go back to the source and wait there. Memory holds only the destination. After a wait that grows with
+//! each failure, one event probes the destination. All other events that are due meanwhile are put back unsent, each
+//! with its own due time. However many events wait, the relay looks at a limited number per second, and at fewer if the
+//! source is slow, so that there is always capacity for the events of other destinations.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,20 +11,21 @@ use tokio::time::Instant;
 
 use crate::{Backoff, Error};
 
-/// How far apart the events of one destination come due, at least: 500 a second are looked at.
+/// The shortest time between the due times of two events of one destination: 500 per second are looked at.
 const SPACING: Duration = Duration::from_millis(2);
-/// The same at most, on a source that is slow.
+/// The longest such time, for a slow source.
 const WIDEST: Duration = Duration::from_secs(1);
-/// How many other events could be fetched in the time between two of them. To settle takes about as long as to fetch, so
-/// looking at them takes a quarter of what the source can do.
+/// How many other events could be fetched between two due times. A settle takes about as long as a fetch, so the events
+/// that wait use a quarter of the source's capacity.
 const SHARE: u32 = 8;
-/// So many events make a fetch that tells what one costs.
+/// A fetch with at least this many events shows how long the fetch of one event takes.
 const TELLING: usize = 20;
-/// The longest that an event waits, however many wait with it: so long at most after its destination is back.
+/// The longest that an event waits, however many wait with it. It is delivered at most this long after its destination
+/// is available again.
 const LONGEST: Duration = Duration::from_secs(600);
-/// How many destinations are remembered. Others are found to be away event by event.
+/// How many destinations are remembered. For any others, each event has to find out that its destination is unavailable.
 const REMEMBERED: usize = 1_000;
-/// How many of them are logged one by one; then at each doubling.
+/// How many of them are logged one by one; after that, one is logged each time that the number doubles.
 const LOGGED: usize = 10;
 /// How often a destination must have refused before a drain no longer waits for it.
 const DRAIN_TRIES: u32 = 3;
@@ -34,27 +35,27 @@ struct Away {
     error: Error,
     /// Refusals in a row.
     failures: u32,
-    /// It is left alone until then.
+    /// Nothing is sent to it until then.
     until: Instant,
-    /// One event is on its way to it.
+    /// One event is being delivered to it.
     probing: bool,
-    /// When the next event that is put back comes due.
-    place: Instant,
+    /// When the next event that is put back is due.
+    next_due: Instant,
 }
 
 impl Away {
-    fn next_place(&mut self, not_before: Instant, spacing: Duration) -> Duration {
-        let place = self.place.max(not_before);
-        self.place = place + spacing;
-        place.saturating_duration_since(Instant::now()).min(LONGEST)
+    fn take_due_time(&mut self, not_before: Instant, spacing: Duration) -> Duration {
+        let due = self.next_due.max(not_before);
+        self.next_due = due + spacing;
+        due.saturating_duration_since(Instant::now()).min(LONGEST)
     }
 }
 
 /// What to do with an event that is about to be sent.
 pub(super) enum Gate {
-    /// Nothing is known against it.
+    /// Send it.
     Open,
-    /// Its destination is away: put it back.
+    /// Its destination is unavailable: put it back.
     Wait { after: Duration, error: Error },
 }
 
@@ -62,7 +63,7 @@ pub(super) enum Gate {
 pub(super) struct Refused {
     /// How long the event is to wait.
     pub(super) after: Duration,
-    /// When this is news: until when the destination is left alone, if that is to be logged.
+    /// How long nothing is sent to the destination, if that is to be logged.
     pub(super) news: Option<Duration>,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Refused {
 pub(super) struct Destinations {
     away: HashMap<String, Away>,
     backoff: Backoff,
-    /// What it takes to fetch one event, lately.
+    /// How long the fetch of one event takes: a moving average.
     cost: Duration,
     spacing: Duration,
 }
@@ -80,7 +81,8 @@ impl Destinations {
         Self { away: HashMap::new(), backoff, cost: Duration::ZERO, spacing: SPACING }
     }
 
-    /// Takes in how long a fetch took that brought so many events. Only a fetch that was worth it tells what one costs.
+    /// Records how long a fetch took, and how many events it returned. Only a full or large fetch shows how long the fetch
+    /// of one event takes.
     pub(super) fn fetched(&mut self, events: usize, is_full: bool, took: Duration) {
         if is_full || events >= TELLING {
             let each = took / u32::try_from(events.max(1)).unwrap_or(u32::MAX);
@@ -93,8 +95,8 @@ impl Destinations {
         self.away.len()
     }
 
-    /// Whether an event for these may be sent now. The first one whose destinations have been left alone for long enough
-    /// is the probe.
+    /// Whether an event for these destinations may be sent now. The first event after the wait of its destinations is
+    /// the probe.
     pub(super) fn gate(&mut self, names: &[String]) -> Gate {
         let now = Instant::now();
         let waits = |away: &Away| away.probing || away.until > now;
@@ -102,7 +104,7 @@ impl Destinations {
         if let Some(away) = closed.and_then(|name| self.away.get_mut(name)) {
             let not_before = if away.probing { now + self.backoff.base } else { away.until };
             return Gate::Wait {
-                after: away.next_place(not_before, self.spacing),
+                after: away.take_due_time(not_before, self.spacing),
                 error: away.error.clone(),
             };
         }
@@ -118,7 +120,7 @@ impl Destinations {
     pub(super) fn refused(&mut self, name: &str, error: &Error) -> Refused {
         let now = Instant::now();
         if !self.away.contains_key(name) && self.away.len() >= REMEMBERED {
-            // One whose events are gone is never probed, and never found to be back.
+            // A destination without events is never probed, so it would never be found to be available again.
             self.away.retain(|_, away| away.probing || away.until + LONGEST > now);
             if self.away.len() >= REMEMBERED {
                 return Refused { after: self.backoff.after(u32::MAX), news: None };
@@ -130,9 +132,9 @@ impl Destinations {
             failures: 0,
             until: now,
             probing: true,
-            place: now,
+            next_due: now,
         });
-        // Others that were on their way to it as well say nothing new.
+        // Other events that were sent at the same time give no new information.
         if std::mem::take(&mut away.probing) {
             away.failures = away.failures.saturating_add(1);
             away.until = now + self.backoff.after(away.failures).max(error.retry_after().unwrap_or_default());
@@ -141,12 +143,13 @@ impl Destinations {
         let until = away.until;
         let is_logged = !known && (before < LOGGED || (before + 1).is_power_of_two());
         Refused {
-            after: away.next_place(until, self.spacing),
+            after: away.take_due_time(until, self.spacing),
             news: is_logged.then(|| until.saturating_duration_since(now)),
         }
     }
 
-    /// An event for these was answered for, in whatever way. Returns those that are back by this.
+    /// Records that an event for these destinations got an answer of any kind. Returns the destinations that are
+    /// available again because of this.
     pub(super) fn answered(&mut self, names: &[String]) -> Vec<String> {
         let is_probe = |name: &&String| self.away.get(*name).is_some_and(|away| away.probing);
         let back: Vec<String> = names.iter().filter(is_probe).cloned().collect();
@@ -156,7 +159,7 @@ impl Destinations {
         back
     }
 
-    /// An event for these was not tried after all: the next one is the probe.
+    /// Records that an event for these destinations was not tried after all: the next one is the probe.
     pub(super) fn untried(&mut self, names: &[String]) {
         for name in names {
             if let Some(away) = self.away.get_mut(name) {
@@ -165,8 +168,8 @@ impl Destinations {
         }
     }
 
-    /// What a drain would wait for without end: each of them has refused several times. None while one of them may yet
-    /// be back, or none is away.
+    /// The destinations that a drain would wait for without end: each of them has refused several times. None while one of
+    /// them has not refused often enough, or if all destinations are available.
     pub(super) fn hopeless(&self) -> Option<String> {
         let mut all: Vec<&Error> = self.away.values().map(|away| &away.error).collect();
         all.sort_by_key(|error| error.destination().unwrap_or_default().to_owned());

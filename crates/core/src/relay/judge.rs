@@ -1,12 +1,12 @@
-//! From what a sink said to what a source is told: the one table of policy.
+//! Turns a sink's outcome into the verdict for the source. This is the only table of policy.
 
 use std::time::Duration;
 
 use super::Policy;
 use crate::{Class, Code, Delivery, Error, Outcome, Rules, Verdict, queue::SUSPECT_AFTER};
 
-/// The verdict on a delivery. *Unavailable* is not the event's fault: it is released, and the caller opens
-/// the circuit; or it waits, for as long as `away` says, where that is about its destination alone.
+/// The verdict on a delivery. *Unavailable* is not the event's fault: the event is released, and the caller opens
+/// the circuit. If only the event's destination is unavailable, the event waits for as long as `away` says.
 pub(super) fn verdict(
     delivery: &Delivery,
     outcome: Outcome,
@@ -30,17 +30,17 @@ pub(super) fn verdict(
     }
 }
 
-/// The event's own limit, or else the pipeline's, says how many attempts there are.
+/// Whether this attempt is the last: by the event's own limit, or else by the pipeline's.
 fn is_last_attempt(delivery: &Delivery, policy: &Policy) -> bool {
     delivery.attempt >= delivery.max_attempts.unwrap_or(policy.max_attempts)
 }
 
-/// The verdict on an event whose destination is away.
+/// The verdict on an event whose destination is unavailable.
 pub(super) fn waits(after: Duration, error: &Error) -> Verdict {
     Verdict::Away { after, error: error.waiting() }
 }
 
-/// Whether an event has crashed so many relays while alone that it is not delivered again.
+/// An error if so many relays vanished while they delivered this event alone that it is not delivered again.
 pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<Error> {
     let limit = SUSPECT_AFTER + policy.crashes_alone;
     (delivery.lost_leases >= limit).then(|| {
@@ -54,8 +54,8 @@ pub(super) fn crashed_too_often(delivery: &Delivery, policy: &Policy) -> Option<
     })
 }
 
-/// Whether a verdict holds back the events behind it in the same lane.
-pub(super) fn holds_lane(verdict: &Verdict, rules: Rules) -> bool {
+/// Whether a verdict holds back the later events of the same key.
+pub(super) fn holds_key(verdict: &Verdict, rules: Rules) -> bool {
     match verdict {
         Verdict::Retry { .. } | Verdict::Away { .. } | Verdict::Released => true,
         Verdict::Dead { .. } | Verdict::Unknown { .. } => rules.block_on_dead,

@@ -1,18 +1,18 @@
 //! The relay: moves events from one source to one sink, with order, retry and dead letters.
 //!
 //! One task runs `Engine::run`, a loop over four things that may happen: a fetch returns, a delivery
-//! returns, a settle returns, a timer or the shutdown fires. Fetching, delivering and settling overlap; of
-//! fetches and settles there is one at a time, so what piles up meanwhile makes the next settle a batch by
-//! itself.
+//! returns, a settle returns, a timer or the shutdown fires. Fetching, delivering and settling overlap. There is
+//! at most one fetch and one settle at a time, so verdicts that arrive during a settle form the batch of the next
+//! settle.
 //!
-//! Killed at any await, the relay loses nothing, since everything it knows is in the source as *claimed*;
-//! what was delivered but not settled is delivered once more.
+//! A relay that is killed at any await loses nothing, since every event that it holds is *claimed* in the source. An
+//! event that was delivered but not settled is delivered once more.
 
 mod circuit;
 mod destinations;
 mod engine;
 mod judge;
-mod lanes;
+mod key_queues;
 mod policy;
 mod stats;
 
@@ -52,7 +52,7 @@ impl Relay {
         Self::from_parts(Arc::new(source), Arc::new(sink))
     }
 
-    /// The same from parts whose types are known at run time only.
+    /// The same, from parts whose types are known only at run time.
     pub fn from_parts(source: Arc<dyn Source>, sink: Arc<dyn Sink>) -> Self {
         Self { source, sink, policy: Policy::default(), stats: Arc::default(), name: "default".into() }
     }
@@ -71,20 +71,20 @@ impl Relay {
         self
     }
 
-    /// Counters to watch while it runs.
+    /// The counters, which can be read while the relay runs.
     pub fn stats(&self) -> Arc<Stats> {
         self.stats.clone()
     }
 
-    /// Runs until `shutdown` fires, then finishes what is under way, gives the rest back without costing an
-    /// attempt, and returns what was done. An error means that it cannot go on: a permanent error of the
+    /// Runs until `shutdown` fires, then finishes the deliveries that are running, gives the rest back without costing
+    /// an attempt, and returns what was done. An error means that the relay cannot continue: a permanent error of the
     /// source or the sink.
     pub async fn run(self, shutdown: CancellationToken) -> Result<Summary> {
         self.start(shutdown, false).await
     }
 
-    /// Runs until the backlog is empty, or `shutdown` fires. An error, too, once nothing is left but events for
-    /// destinations that have refused several times: these stay in the outbox.
+    /// Runs until the backlog is empty, or `shutdown` fires. It also returns an error when only events for destinations
+    /// that have refused several times are left: these events stay in the outbox.
     pub async fn drain(self, shutdown: CancellationToken) -> Result<Summary> {
         self.start(shutdown, true).await
     }
@@ -96,7 +96,7 @@ impl Relay {
     }
 }
 
-/// What a panic said, for errors that report it.
+/// The message of a panic, for errors that report it.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()

@@ -1,4 +1,4 @@
-//! Counters of a running relay, readable from anywhere while it runs.
+//! Counters of a relay. Any thread can read them while the relay runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -29,27 +29,27 @@ macro_rules! counters {
 }
 
 counters!(
-    /// Events that the source handed out, repeats included.
+    /// Events that the source handed out, including repeats.
     fetched,
-    /// Delivered by this relay, repeats and those whose settle was refused included.
+    /// Events that this relay delivered, including repeats and events whose settle was refused.
     delivered,
-    /// Of those, what the destination said that it had already: repeats that it dropped.
+    /// Of those, events that the destination reported as already present: repeats that it dropped.
     duplicates,
-    /// Failed, to be tried again.
+    /// Events that failed and are to be tried again.
     retried,
-    /// Given up on.
+    /// Events that were given up on.
     dead,
-    /// Outcome not known.
+    /// Events whose outcome is unknown.
     unknown,
-    /// Given back untried.
+    /// Events that were given back untried.
     released,
-    /// Put back to wait for their destination.
+    /// Events that were put back to wait for their destination.
     waiting,
-    /// Settles refused because somebody else owned the event by then: lost leases, not failures.
+    /// Settles that were refused because this relay no longer owned the event: lost leases, not failures.
     fenced,
     /// How often the circuit opened.
     circuit_opened,
-    /// Destinations that are away now.
+    /// Destinations that are unavailable now.
     destinations_away,
     /// Events in memory now.
     in_flight_events,
@@ -60,7 +60,7 @@ counters!(
 );
 
 impl Stats {
-    /// Whether the sink is being left alone right now.
+    /// Whether the circuit is open, so that nothing is sent to the sink.
     pub fn is_circuit_open(&self) -> bool {
         self.circuit_open.load(Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
-//! One JSON envelope a line, appended to a file and fsynced before it counts as delivered.
+//! One JSON envelope per line, appended to a file. An event counts as delivered after an fsync.
 //!
 //! Several relays may share a file: every append happens under the file's lock. A process that was killed in
-//! the middle of a write leaves a torn last line; the next append, by whoever, cuts it off first. A torn
-//! line was never reported as delivered, so nothing is lost by that.
+//! the middle of a write leaves an incomplete last line; the next append, by any relay, removes it first. An
+//! incomplete line was never reported as delivered, so this loses nothing.
 
 use std::{
     fs::{File, OpenOptions},
@@ -23,12 +23,12 @@ pub struct FileSink {
 }
 
 impl FileSink {
-    /// A sink on this path; the file is created when it is opened.
+    /// A sink on this path. `open` creates the file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: Arc::new(path.into()), file: Arc::default() }
     }
 
-    /// Where it writes.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -39,8 +39,8 @@ impl FileSink {
             let mut slot = this.file.lock().unwrap_or_else(PoisonError::into_inner);
             let result = append(&mut slot, &this.path, &lines);
             if result.is_err() {
-                // After a failed fsync the kernel may report the next one as fine though pages were lost:
-                // never trust this handle again.
+                // After a failed fsync, the kernel may report success for the next one although pages were lost: this
+                // handle must not be used again.
                 *slot = None;
             }
             result
@@ -95,15 +95,15 @@ fn append_locked(file: &mut File, lines: &[u8]) -> io::Result<()> {
     }
     let start = file.seek(SeekFrom::End(0))?;
     if let Err(error) = file.write_all(lines).and_then(|()| file.sync_data()) {
-        // Best effort: take back what was written in part, so that nobody reads it as delivered. If this
-        // fails too, the next append repairs a torn line, and whole lines are duplicates at worst.
+        // Best effort: remove what was written in part, so that no reader takes it for delivered. If this fails too,
+        // the next append removes an incomplete line, and complete lines are at worst duplicates.
         let _ = file.set_len(start);
         return Err(error);
     }
     Ok(())
 }
 
-/// Cuts off a last line without its line feed.
+/// Removes a last line that has no line feed.
 fn repair(file: &mut File) -> io::Result<()> {
     let len = file.seek(SeekFrom::End(0))?;
     let mut end = len;
@@ -121,7 +121,10 @@ fn repair(file: &mut File) -> io::Result<()> {
         end = start;
     }
     if end < len {
-        tracing::warn!(bytes = len - end, "cut off a torn last line, left by a writer that was killed");
+        tracing::warn!(
+            bytes = len - end,
+            "removed an incomplete last line, left by a writer that was killed"
+        );
         file.set_len(end)?;
         file.sync_data()?;
     }
@@ -132,7 +135,7 @@ fn open(path: &Path) -> io::Result<File> {
     let created = !path.exists();
     let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
     if created {
-        // The directory entry must be durable too, or a crash takes the whole file.
+        // The directory entry must be durable too, or a crash could lose the whole file.
         file.sync_all()?;
         if let Some(parent) = path.parent() {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };

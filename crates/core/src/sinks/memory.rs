@@ -1,4 +1,4 @@
-//! Keeps what it is given, for tests and examples.
+//! A sink that keeps events in memory, for tests and examples.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,14 +6,14 @@ use async_trait::async_trait;
 
 use crate::{Capabilities, Delivery, Event, Outcome, Sink};
 
-/// A sink that keeps every event in memory. Clones share what they keep.
+/// A sink that keeps every event in memory. Clones share the events.
 #[derive(Debug, Clone, Default)]
 pub struct MemorySink {
     events: Arc<Mutex<Vec<Event>>>,
 }
 
 impl MemorySink {
-    /// An empty one.
+    /// An empty sink.
     pub fn new() -> Self {
         Self::default()
     }

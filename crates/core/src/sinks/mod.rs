@@ -1,4 +1,4 @@
-//! Sinks without dependencies.
+//! Sinks that need no other crate: memory, stdout, file.
 
 pub mod file;
 pub mod memory;

@@ -1,4 +1,4 @@
-//! One JSON envelope a line on standard output.
+//! One JSON envelope per line on standard output.
 
 use std::{
     io,
@@ -10,17 +10,17 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use crate::{Capabilities, Class, Code, Delivery, Error, Outcome, Result, Sink, envelope};
 
-/// The pipe was closed at its other end, as `head` does when it has enough: the end of a relay, and no failure.
+/// The reader has closed the pipe, as `head` does when it has enough. This ends the relay, and is no failure.
 pub fn reader_gone(class: Class) -> Error {
     Error::new(
         class,
         Code::READER_GONE,
-        "nobody reads standard output any more; events that were not written stay in the outbox",
+        "the reader of standard output has closed the pipe; events that were not written stay in the outbox",
     )
 }
 
-/// Writes envelopes to standard output. Whoever reads the pipe has the event once it was flushed there;
-/// nothing is promised beyond that. When the reader closes the pipe, the relay ends.
+/// Writes envelopes to standard output. An event counts as delivered when it was flushed to the pipe; nothing is
+/// promised about what the reader does with it. When the reader closes the pipe, the relay ends.
 pub struct StdoutSink {
     out: tokio::sync::Mutex<Box<dyn AsyncWrite + Send + Unpin>>,
     closed: AtomicBool,
@@ -32,7 +32,7 @@ impl StdoutSink {
         Self::to(tokio::io::stdout())
     }
 
-    /// The same on anything else that takes bytes.
+    /// A sink on any other writer.
     pub fn to(out: impl AsyncWrite + Send + Unpin + 'static) -> Self {
         Self { out: tokio::sync::Mutex::new(Box::new(out)), closed: AtomicBool::new(false) }
     }
@@ -67,8 +67,8 @@ impl Sink for StdoutSink {
         match written {
             Ok(()) => vec![Outcome::Delivered; batch.len()],
             Err(error) => {
-                // None of it is these events' fault. A permanent error here would make them dead, so the relay
-                // hears only from the next `open` that a closed pipe is for good.
+                // The events are not the cause. A permanent error here would make them dead, so only the next `open`
+                // reports that a closed pipe is permanent.
                 let error = if error.kind() == io::ErrorKind::BrokenPipe {
                     self.closed.store(true, Ordering::Relaxed);
                     reader_gone(Class::Unavailable)

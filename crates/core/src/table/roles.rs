@@ -1,7 +1,7 @@
-//! Whether the words of a status column tell its roles apart.
+//! Checks that the words of a status column distinguish its roles.
 //!
-//! A row that is done and new at once is delivered again and again, so such a mapping is refused before anything
-//! is claimed. What the column itself can hold, the store knows.
+//! A row that is both done and new would be delivered again and again, so such a mapping is refused before anything
+//! is claimed. Which values the column can hold is checked by the store.
 
 use super::{Condition, Role, StatusSpec, TableSpec, Test};
 use crate::{Code, Error, Result};
@@ -20,7 +20,7 @@ impl StatusSpec {
         all.into_iter().filter_map(|(name, role)| Some((name, role?))).collect()
     }
 
-    /// Pairs of roles that must not be the same. One that failed may look as if it were new.
+    /// Pairs of roles that must differ. An event that failed may have the same word as a new one.
     pub fn distinct(&self) -> impl Iterator<Item = [(&'static str, &Role); 2]> {
         let roles = self.roles();
         let pairs = (0..roles.len()).flat_map(|left| (left + 1..roles.len()).map(move |right| (left, right)));
@@ -30,7 +30,7 @@ impl StatusSpec {
 }
 
 impl TableSpec {
-    /// Refuses roles of which one row can have two.
+    /// Refuses a mapping in which one row can have two roles.
     pub fn check_roles(&self) -> Result<()> {
         let Some(status) = &self.status else { return Ok(()) };
         for [(left, one), (right, other)] in status.distinct() {

@@ -6,8 +6,7 @@ mod report;
 use airtight_core::{
     Code, Error, NewEvent, Published, Result,
     admin::{
-        Acted, Admin, BlockedKey, Detail, Filter, Finding, Prune, Removed, Row as ListRow, Status,
-        StreamStatus,
+        Acted, Admin, BlockedKey, Detail, EventRow, Filter, Finding, Prune, Removed, Status, StreamStatus,
     },
     event::MAX_PAYLOAD_BYTES,
     state::State,
@@ -132,7 +131,7 @@ impl Admin for PgOutbox {
         Ok(Status { outbox: c.outbox.clone(), streams, relays, blocked_keys, consumers, slots, away })
     }
 
-    async fn list(&self, filter: &Filter) -> Result<Vec<ListRow>> {
+    async fn list(&self, filter: &Filter) -> Result<Vec<EventRow>> {
         if self.is_log() {
             return log::list(self, filter).await;
         }
@@ -435,11 +434,11 @@ fn list_columns(c: &dyn QueueTable) -> String {
     )
 }
 
-pub(crate) fn list_row(row: &PgRow) -> Result<ListRow> {
+pub(crate) fn list_row(row: &PgRow) -> Result<EventRow> {
     let number = |value: i32| u32::try_from(value).unwrap_or(0);
     // A list shows what is there, or one bad row would hide all others.
     let text = |column: &str| Ok::<String, Error>(decode::lossy(row, column)?.unwrap_or_default());
-    Ok(ListRow {
+    Ok(EventRow {
         seq: decode::get(row, "l_seq")?,
         id: text("l_id")?,
         stream: text("l_stream")?,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use airtight_core::{
     Code, Error, Result,
-    admin::{Acted, BlockedKey, Detail, Filter, Finding, Row as ListRow, Status},
+    admin::{Acted, BlockedKey, Detail, EventRow, Filter, Finding, Status},
     event::MAX_PAYLOAD_BYTES,
     group::{GroupKind, GroupName},
     log::{
@@ -524,13 +524,13 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
 }
 
 /// Events of the log; or, asked for a state, parked ones.
-pub(crate) async fn list(outbox: &PgOutbox, filter: &Filter) -> Result<Vec<ListRow>> {
+pub(crate) async fn list(outbox: &PgOutbox, filter: &Filter) -> Result<Vec<EventRow>> {
     let (mut conn, table) = outbox.log_table().await?;
     if !filter.states.is_empty() || filter.error_code.is_some() {
         let parked_filter = ParkedFilter { limit: filter.limit, ..parked_filter(filter) };
         let rows = parked::list(outbox, &mut conn, &table, &parked_filter).await?;
         conn.commit().await?;
-        let wanted = |row: &ListRow| {
+        let wanted = |row: &EventRow| {
             filter.states.is_empty() || filter.states.iter().any(|state| state.as_str() == row.state)
         };
         return Ok(rows.into_iter().map(|parked| parked.row).filter(wanted).collect());

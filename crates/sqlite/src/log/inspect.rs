@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use airtight_core::{
     Result,
-    admin::{AWAY_SHOWN, Acted, BlockedKey, Detail, Filter, Finding, Row, Status, StreamStatus},
+    admin::{AWAY_SHOWN, Acted, BlockedKey, Detail, EventRow, Filter, Finding, Status, StreamStatus},
     log::{LogAdmin, Parked, ParkedFilter},
     state::State,
     table::quote,
@@ -145,7 +145,7 @@ fn columns(sql: &Sql) -> String {
     .join(", ")
 }
 
-pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<Row>> {
+pub(crate) async fn list(outbox: &SqliteOutbox, filter: &Filter) -> Result<Vec<EventRow>> {
     let sql = outbox.log_sql()?;
     let mut conn = outbox.acquire().await?;
     let limit =

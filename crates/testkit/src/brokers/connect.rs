@@ -1,5 +1,5 @@
-//! Kafka Connect with Debezium, for tests that compare with the real thing: one standalone worker, and as many
-//! connectors as a test likes.
+//! Kafka Connect with Debezium, for tests that compare airtight with Debezium: one standalone worker, and any number of
+//! connectors.
 //!
 //! Connect comes with Kafka's jars; Debezium's are where `AIRTIGHT_TEST_DEBEZIUM` says (`AIRTIGHT_WITH_DEBEZIUM=1
 //! scripts/services start kafka` fetches them). A worker starts in about three seconds.

@@ -1,4 +1,4 @@
-//! A Kafka of a test's own: one KRaft node, with listeners for whoever wants to log in.
+//! A Kafka server for one test: one KRaft node, with listeners for several kinds of login.
 //!
 //! `scripts/services start kafka` fetches it and leaves its address in the environment. It starts in two to four
 //! seconds, most of them the JVM's, and takes about 200 MB.
@@ -34,10 +34,10 @@ pub const USER: &str = "alice";
 /// The password of [`USER`].
 pub const PASSWORD: &str = "alice-secret";
 
-/// A way in.
+/// A listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listener {
-    /// No encryption, no login. Always there; with ACLs, who comes this way may do everything.
+    /// No encryption, no login. Always present; with ACLs, clients of this listener may do everything.
     Plain,
     /// A login: see [`USER`].
     Sasl,
@@ -58,12 +58,12 @@ impl Listener {
     }
 }
 
-/// What a server is to be like.
+/// The options of a server.
 #[derive(Debug, Clone, Default)]
 pub struct KafkaOptions {
     /// Listeners besides [`Listener::Plain`].
     pub listeners: Vec<Listener>,
-    /// Whoever logs in may do nothing until [`Kafka::allow`].
+    /// A user that logs in may do nothing until [`Kafka::allow`].
     pub acls: bool,
     /// `auto.create.topics.enable`.
     pub auto_create_topics: bool,
@@ -190,12 +190,12 @@ impl Kafka {
         self.server.kill().await;
     }
 
-    /// Freezes it: connections stay, and nobody answers.
+    /// Freezes it: connections stay open, but nothing answers.
     pub fn pause(&self) {
         self.server.pause();
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn resume(&self) {
         self.server.resume();
     }

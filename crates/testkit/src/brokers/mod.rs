@@ -1,6 +1,6 @@
-//! Brokers of a test's own: real servers on loopback, to be stopped, killed and started again at will.
+//! Brokers for one test each: real servers on loopback, which the test can stop, kill and start again.
 //!
-//! One file per broker says how that one is started; [`process`] is what they share.
+//! One file per broker says how it is started; [`process`] has what they share.
 
 pub mod connect;
 pub mod kafka;

@@ -15,14 +15,14 @@ const BINARY: &str = "AIRTIGHT_TEST_NATS_BIN";
 const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server of one test's own. Its config can be changed while it runs.
+/// A server for one test. Its config can be changed while it runs.
 #[derive(Debug)]
 pub struct NatsServer {
     process: ServerProcess,
 }
 
 impl NatsServer {
-    /// Starts one that lets everyone in; none, with a word about it, where there is no `nats-server`.
+    /// Starts one that accepts every client; none, with a printed note, if there is no `nats-server`.
     pub async fn start(test_name: &str) -> Option<Self> {
         Self::start_with(test_name, |_| String::new()).await
     }
@@ -78,12 +78,12 @@ impl NatsServer {
         self.process.start_again().await;
     }
 
-    /// Freezes it: connections stay, and nobody answers.
+    /// Freezes it: connections stay open, but nothing answers.
     pub fn pause(&self) {
         self.process.pause();
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn resume(&self) {
         self.process.resume();
     }

@@ -1,4 +1,4 @@
-//! A server as a child process, on a port that stays its own across restarts.
+//! A server as a child process, on a port that it keeps across restarts.
 
 use std::{
     fs::File,
@@ -111,11 +111,11 @@ impl ServerProcess {
         self.end("KILL").await;
     }
 
-    /// Freezes it: connections stay, and nobody answers.
+    /// Freezes it: connections stay open, but nothing answers.
     ///
     /// # Panics
     ///
-    /// If it goes on all the same.
+    /// If it does not stop.
     pub fn pause(&self) {
         self.signal("STOP");
         // The signal takes a moment, in which the server can still answer.
@@ -137,7 +137,7 @@ impl ServerProcess {
         })
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn resume(&self) {
         self.signal("CONT");
     }

@@ -1,6 +1,6 @@
-//! A RabbitMQ node of a test's own, with an epmd of its own, so that nodes of several tests do not meet.
+//! A RabbitMQ node for one test, with its own epmd, so that the nodes of several tests do not find each other.
 //!
-//! A node takes some seconds to start: tests that leave the broker alone share that of `scripts/services`
+//! A node takes some seconds to start, so tests that do not change the broker share the one of `scripts/services`
 //! ([`shared`]).
 
 use std::{

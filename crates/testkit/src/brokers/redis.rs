@@ -1,4 +1,4 @@
-//! A Redis of a test's own.
+//! A Redis server for one test.
 
 use std::{
     io::{self, Read, Write},
@@ -146,12 +146,12 @@ impl RedisServer {
         ask().is_ok_and(|answer| answer == *b"-LOADING")
     }
 
-    /// Freezes it: connections stay, and nobody answers.
+    /// Freezes it: connections stay open, but nothing answers.
     pub fn pause(&self) {
         self.process.pause();
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn resume(&self) {
         self.process.resume();
     }

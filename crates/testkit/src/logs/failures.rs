@@ -51,8 +51,8 @@ pub async fn a_retry_is_parked_and_comes_again(sut: &dyn LogUnderTest) {
     assert!(parked(sut).await.is_empty(), "nothing is kept of what was delivered");
 }
 
-/// An event whose destination is away is parked with its key, and has its attempt back. The status says what it waits
-/// for, where there is one to ask.
+/// An event whose destination is unavailable is parked with its key, and gets its attempt back. The status says what it
+/// waits for, if there is a status.
 pub async fn an_event_whose_destination_is_away_is_parked_at_no_cost(sut: &dyn LogUnderTest) {
     let all = published(&sut.publish(&[event("a", 0), event("a", 1), event("b", 2)]).await);
     let relay = open(sut, options(sut, Order::Key)).await;

@@ -1,4 +1,4 @@
-//! A connection that loses answers: the store did what it was asked to, and nobody was told.
+//! A connection that loses answers: the store did what it was asked to do, but the relay does not learn of it.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use airtight_core::{
 };
 use async_trait::async_trait;
 
-/// How many answers to settles are to be lost. Clones are one.
+/// How many answers to settles are to be lost. All clones share the number.
 #[derive(Debug, Clone, Default)]
 pub struct LostAnswers(Arc<AtomicUsize>);
 

@@ -20,14 +20,14 @@ use crate::{
 
 /// What the instances of a check have seen, in order.
 #[derive(Default)]
-struct Seen {
+struct Deliveries {
     /// First deliveries per key.
     first: RefCell<BTreeMap<String, Vec<i64>>>,
     seqs: RefCell<HashSet<i64>>,
     workers: RefCell<HashSet<usize>>,
 }
 
-impl Seen {
+impl Deliveries {
     /// One round of an instance: fetch a few, note them, settle them; now and then one fails.
     async fn work(&self, who: usize, relay: &Hand) {
         let batch = relay.next(20).await.deliveries;
@@ -101,7 +101,7 @@ pub async fn instances_share_partitions_and_keep_the_order_of_keys(sut: &dyn Log
         return cannot("instances_share_partitions_and_keep_the_order_of_keys", "groups");
     }
     let patience = sut.capabilities().patience;
-    let seen = Seen::default();
+    let seen = Deliveries::default();
     let total = RefCell::new(0);
     let last = RefCell::new(0);
     let publish = async |count: usize| {

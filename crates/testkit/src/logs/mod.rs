@@ -1,8 +1,8 @@
-//! The conformance suite for logs: what every store must do that is followed as one.
+//! The conformance suite for logs: what every store that is followed as a log must do.
 //!
 //! A backend implements [`LogUnderTest`] and runs [`crate::log_conformance!`], which makes a test of each check. A
-//! check is an ordinary function that says in its name what it promises, and gets an empty log of its own. A check that the
-//! log cannot run, by its [`LogCapabilities`], passes and is noted in the [ledger](crate::ledger).
+//! check is an ordinary function whose name says what it checks, and it gets its own empty log. A check that the
+//! log cannot run, by its [`LogCapabilities`], passes and is recorded in the [ledger](crate::ledger).
 //!
 //! As in the queue's suite, checks never sleep to wait for something. Where something must *not* happen, they wait
 //! for what must happen after it, or watch for as long as it could have happened.
@@ -71,7 +71,7 @@ pub trait LogUnderTest: Send + Sync {
     /// The operator's side.
     fn admin(&self) -> Arc<dyn LogAdmin>;
 
-    /// What the status says of destinations that are away; none where there is no status.
+    /// What the status says about destinations that are unavailable; none if there is no status.
     async fn away(&self) -> Option<Vec<AwayStatus>> {
         None
     }
@@ -79,7 +79,7 @@ pub trait LogUnderTest: Send + Sync {
     /// Makes the lease of every relay run out now, as if that time had passed.
     async fn expire_leases(&self);
 
-    /// What can be asked of it.
+    /// What the log can do.
     fn capabilities(&self) -> LogCapabilities {
         LogCapabilities::default()
     }
@@ -88,10 +88,10 @@ pub trait LogUnderTest: Send + Sync {
 /// Events that were written and are not committed.
 #[async_trait]
 pub trait OpenPublish: Send {
-    /// Makes them seen.
+    /// Commits them.
     async fn commit(self: Box<Self>);
 
-    /// Makes them never have been.
+    /// Rolls them back.
     async fn rollback(self: Box<Self>);
 }
 
@@ -100,7 +100,7 @@ pub trait OpenPublish: Send {
 pub struct LogCapabilities {
     /// Several instances share a consumer's key partitions; without it a consumer has one partition.
     pub groups: bool,
-    /// Tells streams apart.
+    /// Distinguishes streams.
     pub streams: bool,
     /// Keeps bytes that are not JSON.
     pub bytes: bool,
@@ -110,7 +110,7 @@ pub struct LogCapabilities {
     pub prunes_at_once: bool,
     /// The short lease that takeovers are tested with.
     pub lease: Duration,
-    /// How long something may take that must happen.
+    /// The longest that the suite waits for something that must happen.
     pub patience: Duration,
 }
 
@@ -157,7 +157,7 @@ async fn offset(sut: &dyn LogUnderTest, name: &str) -> i64 {
     consumer(sut, name).await.offset
 }
 
-/// Waits until a consumer's offset is there.
+/// Waits until a consumer's offset has this value.
 async fn reaches(sut: &dyn LogUnderTest, name: &str, seq: i64) {
     let what = format!("the offset of {name} to reach {seq}");
     eventually(sut.capabilities().patience, &what, async || offset(sut, name).await >= seq).await;
@@ -207,7 +207,7 @@ async fn assert_still(sut: &dyn LogUnderTest, relay: &Hand, why: &str) {
     }
 }
 
-/// Calls a macro with the names of all checks. The one list of them.
+/// Calls a macro with the names of all checks. This is the only list of them.
 #[macro_export]
 macro_rules! log_checks {
     ([$($callback:tt)*] $($args:tt)*) => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Code, Error, Result,
-    admin::{Detail, Row},
+    admin::{Detail, EventRow},
     log::{
         Consumer, Instance, LogAdmin, Parked, ParkedFilter, PartitionOffset, Pruned, Replay, Retention, Seek,
         SeekOptions, SeekTo, check_offset,
@@ -19,7 +19,7 @@ use super::{
 };
 
 impl MemoryLogStore {
-    fn to_row(&self, entry: &Entry) -> Row {
+    fn to_row(&self, entry: &Entry) -> EventRow {
         let event = &entry.row.event;
         let next_retry_at = match entry.state {
             Waits::Until(at) => {
@@ -28,7 +28,7 @@ impl MemoryLogStore {
             }
             _ => None,
         };
-        Row {
+        EventRow {
             seq: event.seq,
             id: event.id.clone(),
             stream: event.stream.clone(),

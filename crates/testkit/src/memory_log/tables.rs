@@ -1,5 +1,5 @@
-//! The tables of the model: the log, its consumers, their parked events and relays, and what each verb does to
-//! them in one transaction. Written for reading, not for speed.
+//! The tables of the model: the log, its consumers, their parked events and relays, and what each operation does to
+//! them in one transaction. The code is written to be read, not to be fast.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -25,7 +25,7 @@ pub(super) type Now = Duration;
 
 /// A row of the log.
 #[derive(Debug, Clone)]
-pub(super) struct Row {
+pub(super) struct ModelRow {
     pub(super) event: Event,
     pub(super) created_at: OffsetDateTime,
     max_attempts: Option<u32>,
@@ -36,7 +36,7 @@ pub(super) struct Row {
 /// A parked event, with the whole of its row.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    pub(super) row: Row,
+    pub(super) row: ModelRow,
     pub(super) attempts: u32,
     pub(super) state: Waits,
     pub(super) error: Option<Error>,
@@ -83,7 +83,7 @@ pub(super) struct Presence {
 
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    pub(super) rows: BTreeMap<i64, Row>,
+    pub(super) rows: BTreeMap<i64, ModelRow>,
     /// Drawn by transactions that are still open.
     open: BTreeSet<i64>,
     ids: HashMap<String, i64>,
@@ -98,7 +98,7 @@ pub(super) struct Tables {
     pub(super) violations: BTreeSet<String>,
 }
 
-impl Row {
+impl ModelRow {
     pub(super) fn key(&self) -> &str {
         &self.event.aggregate_id
     }
@@ -133,7 +133,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn fits(&mut self, row: &Row, request: &ReadRequest<'_>) -> bool {
+    fn fits(&mut self, row: &ModelRow, request: &ReadRequest<'_>) -> bool {
         let size = row.event.payload.len();
         let size = if size > request.max_payload { 0 } else { size };
         if !self.first && size > self.left {
@@ -145,7 +145,7 @@ impl Bytes {
     }
 }
 
-fn reads(member: &Member, row: &Row) -> bool {
+fn reads(member: &Member, row: &ModelRow) -> bool {
     member.streams.is_empty() || member.streams.contains(&row.event.stream)
 }
 
@@ -184,7 +184,7 @@ impl Tables {
             row: None,
         };
         let max_attempts = new.max_attempts.and_then(|limit| u32::try_from(limit).ok());
-        self.rows.insert(seq, Row { event, created_at, max_attempts, bad: None });
+        self.rows.insert(seq, ModelRow { event, created_at, max_attempts, bad: None });
         self.ids.insert(id.clone(), seq);
         Published { id, seq, is_new: true }
     }
@@ -541,13 +541,13 @@ impl Tables {
 
     pub(super) fn backlog(&self, member: &Member) -> Backlog {
         let Some(consumer) = self.consumers.get(member.consumer()) else { return Backlog::default() };
-        let lane = |row: &Row| match member.order {
+        let ordering_key = |row: &ModelRow| match member.order {
             Order::Total => String::new(),
             Order::Key | Order::None => row.key().to_owned(),
         };
         let blocks = member.block_on_dead && member.order != Order::None;
         let finished = consumer.parked.values().filter(|entry| entry.state.is_finished() && blocks);
-        let behind: HashSet<String> = finished.map(|entry| lane(&entry.row)).collect();
+        let behind: HashSet<String> = finished.map(|entry| ordering_key(&entry.row)).collect();
         let fresh = self.rows.values().filter(|row| {
             let n = usize::from(row.partition(member.partitions));
             let ahead = consumer.partitions.get(n).is_some_and(|(offset, _)| row.event.seq > *offset);
@@ -557,7 +557,7 @@ impl Tables {
         let mut backlog = Backlog::default();
         for row in parked.map(|entry| &entry.row).chain(fresh) {
             backlog.unfinished += 1;
-            backlog.blocked += u64::from(behind.contains(&lane(row)));
+            backlog.blocked += u64::from(behind.contains(&ordering_key(row)));
         }
         backlog
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use airtight_core::{
     Error, NewEvent, Published, Result,
     admin::{
-        Acted, Admin, AwayStatus, BlockedKey, Detail, Filter, Finding, Prune, RelayStatus, Removed, Row,
+        Acted, Admin, AwayStatus, BlockedKey, Detail, EventRow, Filter, Finding, Prune, RelayStatus, Removed,
         Status, StreamStatus,
     },
     state::State,
@@ -16,14 +16,14 @@ use time::OffsetDateTime;
 use super::{MemoryStore, tables};
 
 impl MemoryStore {
-    fn to_row(&self, row: &tables::Row) -> Row {
+    fn to_row(&self, row: &tables::ModelRow) -> EventRow {
         let now = self.now();
         let event = &row.event;
         let next_retry_at = row.due.filter(|_| row.state == State::Pending).map(|due| {
             let wall = OffsetDateTime::now_utc();
             if due >= now { wall + (due - now) } else { wall - (now - due) }
         });
-        Row {
+        EventRow {
             seq: event.seq,
             id: event.id.clone(),
             stream: event.stream.clone(),
@@ -67,7 +67,7 @@ impl MemoryStore {
     }
 }
 
-fn matches(filter: &Filter, row: &tables::Row) -> bool {
+fn matches(filter: &Filter, row: &tables::ModelRow) -> bool {
     let is = |wanted: &Option<String>, value: &str| wanted.as_deref().is_none_or(|wanted| wanted == value);
     is(&filter.stream, &row.event.stream)
         && is(&filter.event_type, &row.event.event_type)
@@ -145,9 +145,9 @@ impl Admin for MemoryStore {
         })
     }
 
-    async fn list(&self, filter: &Filter) -> Result<Vec<Row>> {
+    async fn list(&self, filter: &Filter) -> Result<Vec<EventRow>> {
         let tables = self.tables();
-        let mut rows: Vec<Row> =
+        let mut rows: Vec<EventRow> =
             tables.rows.values().filter(|row| matches(filter, row)).map(|row| self.to_row(row)).collect();
         if filter.newest_first {
             rows.reverse();

@@ -1,7 +1,7 @@
-//! The tables of the model: rows, relays, partitions, and what each verb does to them in one transaction.
+//! The tables of the model: rows, relays, partitions, and what each operation does to them in one transaction.
 //!
-//! Written for reading, not for speed: a claim walks the unfinished rows in seq order and decides row by row, as
-//! the contract in `airtight_core::queue` says it.
+//! The code is written to be read, not to be fast: a claim goes through the unfinished rows in seq order and decides row
+//! by row, as the contract in `airtight_core::queue` says.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -21,7 +21,7 @@ use uuid::Uuid;
 pub(super) type Now = Duration;
 
 #[derive(Debug, Clone)]
-pub(super) struct Row {
+pub(super) struct ModelRow {
     pub(super) event: Event,
     pub(super) max_attempts: Option<u32>,
     pub(super) state: State,
@@ -47,7 +47,7 @@ struct Presence {
 
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    pub(super) rows: BTreeMap<i64, Row>,
+    pub(super) rows: BTreeMap<i64, ModelRow>,
     /// Rows that are not done.
     open: BTreeSet<i64>,
     ids: HashMap<String, i64>,
@@ -58,7 +58,7 @@ pub(super) struct Tables {
     pub(super) violations: BTreeSet<String>,
 }
 
-impl Row {
+impl ModelRow {
     pub(super) fn created_at(&self) -> OffsetDateTime {
         self.created_at
     }
@@ -97,19 +97,19 @@ pub(crate) fn partition_of(key: &str, partitions: u16) -> u16 {
     group::partition_of(group::hash_of(key.as_bytes()), partitions)
 }
 
-fn reads(member: &Member, row: &Row) -> bool {
+fn reads(member: &Member, row: &ModelRow) -> bool {
     member.streams.is_empty() || member.streams.contains(&row.event.stream)
 }
 
-fn partition(member: &Member, row: &Row) -> u16 {
+fn partition(member: &Member, row: &ModelRow) -> u16 {
     match member.order {
         Order::None | Order::Total => 0,
         Order::Key => partition_of(&row.event.aggregate_id, member.partitions),
     }
 }
 
-/// What keeps its order together: the key, or everything.
-fn lane(member: &Member, row: &Row) -> String {
+/// The key within which order is kept; with total order, one key for all events.
+fn ordering_key(member: &Member, row: &ModelRow) -> String {
     if member.order == Order::Total { String::new() } else { row.event.aggregate_id.clone() }
 }
 
@@ -146,7 +146,7 @@ impl Tables {
             extra: serde_json::Map::new(),
             row: None,
         };
-        let row = Row {
+        let row = ModelRow {
             event,
             max_attempts: new.max_attempts.and_then(|limit| u32::try_from(limit).ok()),
             state: State::Pending,
@@ -286,7 +286,7 @@ impl Tables {
     // --- the queue --------------------------------------------------------------------------------------
 
     /// The row, if the claim is still good.
-    fn claimed(&mut self, claim: &RowClaim) -> Option<&mut Row> {
+    fn claimed(&mut self, claim: &RowClaim) -> Option<&mut ModelRow> {
         let RowKey::Int(seq) = claim.key else { return None };
         let row = self.rows.get_mut(&seq)?;
         (row.state == State::Processing && row.token == Some(claim.token)).then_some(row)
@@ -311,11 +311,11 @@ impl Tables {
             {
                 continue;
             }
-            let lane = lane(member, row);
-            let held_back = member.order != Order::None && blocked.contains(&lane);
+            let ordering_key = ordering_key(member, row);
+            let held_back = member.order != Order::None && blocked.contains(&ordering_key);
             if !Self::claimable(row, request, held_back, now, &mut claimed.suspects) {
                 if Self::stands_in_the_way(row, request) {
-                    blocked.insert(lane);
+                    blocked.insert(ordering_key);
                 }
                 continue;
             }
@@ -350,7 +350,7 @@ impl Tables {
 
     /// Whether a claim may take the row; on the way, what is void becomes what it is now.
     fn claimable(
-        row: &mut Row,
+        row: &mut ModelRow,
         request: &ClaimRequest<'_>,
         held_back: bool,
         now: Now,
@@ -390,8 +390,8 @@ impl Tables {
         }
     }
 
-    /// Whether a row that was not claimed keeps those behind it in its lane from being claimed.
-    fn stands_in_the_way(row: &Row, request: &ClaimRequest<'_>) -> bool {
+    /// Whether a row that was not claimed keeps the later rows of its key from being claimed.
+    fn stands_in_the_way(row: &ModelRow, request: &ClaimRequest<'_>) -> bool {
         match row.state {
             State::Done => false,
             State::Dead | State::Unknown => request.member.block_on_dead,
@@ -455,13 +455,13 @@ impl Tables {
             if !reads(member, row) || !partitions.contains(&partition(member, row)) {
                 continue;
             }
-            let lane = lane(member, row);
-            if row.held && !blocked.contains(&lane) {
+            let ordering_key = ordering_key(member, row);
+            if row.held && !blocked.contains(&ordering_key) {
                 row.held = false;
                 freed += 1;
             }
             if row.waited && (!row.is_finished() || member.block_on_dead) {
-                blocked.insert(lane);
+                blocked.insert(ordering_key);
             }
         }
         freed
@@ -471,21 +471,21 @@ impl Tables {
         let mut behind: HashSet<String> = HashSet::new();
         let mut backlog = Backlog::default();
         for row in self.open.iter().filter_map(|seq| self.rows.get(seq)).filter(|row| reads(member, row)) {
-            let lane = lane(member, row);
+            let ordering_key = ordering_key(member, row);
             if row.is_finished() {
                 if member.block_on_dead && member.order != Order::None {
-                    behind.insert(lane);
+                    behind.insert(ordering_key);
                 }
                 continue;
             }
             backlog.unfinished += 1;
-            backlog.blocked += u64::from(row.state == State::Pending && behind.contains(&lane));
+            backlog.blocked += u64::from(row.state == State::Pending && behind.contains(&ordering_key));
         }
         backlog
     }
 }
 
-fn too_large(row: &Row) -> BadRow {
+fn too_large(row: &ModelRow) -> BadRow {
     let size = row.event.payload.len();
     BadRow {
         id: row.event.id.clone(),

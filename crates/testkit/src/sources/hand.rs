@@ -1,4 +1,4 @@
-//! A relay worked by hand: the checks fetch and settle themselves, so that they decide what happens when.
+//! A relay without an engine: the checks fetch and settle themselves, so that they decide what happens when.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -1,9 +1,9 @@
 //! The conformance suite for queue sources: what every outbox table must do, whatever database it is in.
 //!
 //! A backend implements [`SourceUnderTest`] and runs either [`conformance`], all checks in one test, or
-//! [`crate::source_conformance!`], which makes a test of each. A check is an ordinary function that says in
-//! its name what it promises, and gets an empty outbox of its own. A check that the outbox cannot run, by its
-//! [`SourceCapabilities`], passes and is noted in the [ledger](crate::ledger), which the summary of `scripts/test` shows.
+//! [`crate::source_conformance!`], which makes a test of each. A check is an ordinary function whose name says
+//! what it checks, and it gets its own empty outbox. A check that the outbox cannot run, by its [`SourceCapabilities`],
+//! passes and is recorded in the [ledger](crate::ledger), which the summary of `scripts/test` shows.
 //!
 //! Checks never sleep to wait for something. Where something must *not* happen, they wait for what must happen
 //! after it, or watch for as long as it could have happened.
@@ -48,7 +48,7 @@ pub trait SourceUnderTest: Send + Sync {
     /// Makes every lease run out now, of relays and of claimed rows, as if that time had passed.
     async fn expire_leases(&self);
 
-    /// What can be asked of it.
+    /// What the source can do.
     fn capabilities(&self) -> SourceCapabilities {
         SourceCapabilities::default()
     }
@@ -69,7 +69,7 @@ pub struct SourceCapabilities {
     pub unknown: bool,
     /// Publishing one id twice stores one event.
     pub unique_ids: bool,
-    /// Tells streams apart.
+    /// Distinguishes streams.
     pub streams: bool,
     /// Keeps bytes that are not JSON.
     pub bytes: bool,
@@ -80,7 +80,7 @@ pub struct SourceCapabilities {
     pub shows_claims: bool,
     /// The short lease that takeovers are tested with.
     pub lease: Duration,
-    /// How long something may take that must happen.
+    /// The longest that the suite waits for something that must happen.
     pub patience: Duration,
 }
 
@@ -141,7 +141,7 @@ macro_rules! collect_checks {
 }
 crate::source_checks!([collect_checks]);
 
-/// Calls a macro with the names of all checks. The one list of them.
+/// Calls a macro with the names of all checks. This is the only list of them.
 #[macro_export]
 macro_rules! source_checks {
     ([$($callback:tt)*] $($args:tt)*) => {

@@ -28,8 +28,8 @@ pub async fn attempts_grow_at_claims_and_a_release_gives_back(sut: &dyn SourceUn
     assert_eq!(attempts, [1, 1, 2, 2, 3], "released, failed, released, failed, delivered");
 }
 
-/// An event whose destination is away waits like a retry, with its key behind it, and has its attempt back. It is in
-/// nobody's hands meanwhile, so a person may discard it, and the status says what it waits for.
+/// An event whose destination is unavailable waits like a retry, with its key behind it, and gets its attempt back. No
+/// relay holds it meanwhile, so a person may discard it, and the status says what it waits for.
 pub async fn an_event_whose_destination_is_away_waits_at_no_cost(sut: &dyn SourceUnderTest) {
     sut.publish(&events("a", 1)).await;
     let relay = Hand::open(sut, long(Order::Key)).await;

@@ -1,5 +1,5 @@
-//! Delivering: batches from the lanes to the sink, what the sink said of them, the circuit that opens when it is away as
-//! a whole, and what waits while a destination of it is.
+//! Delivering: batches from the key queues to the sink, the outcomes that the sink reports, the circuit that opens when
+//! the whole sink is unavailable, and the events that wait while one destination is unavailable.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -17,7 +17,7 @@ use crate::{
     relay::{
         destinations::Gate,
         judge,
-        lanes::{Lane, Queued},
+        key_queues::{KeyHash, Queued},
         panic_message,
         stats::add,
     },
@@ -26,8 +26,8 @@ use crate::{
 pub(super) struct Delivered {
     call: u64,
     deliveries: Vec<Delivery>,
-    /// Of each of them, and their sizes.
-    lanes: Vec<(Option<Lane>, usize)>,
+    /// The key hash and the size of each delivery.
+    hashes_and_sizes: Vec<(Option<KeyHash>, usize)>,
     outcomes: Vec<Outcome>,
 }
 
@@ -36,12 +36,12 @@ impl Engine {
         let probing = self.circuit.is_probing();
         while self.circuit.open_until().is_none()
             && self.deliveries.len() < if probing { 1 } else { self.caps.concurrency.max(1) }
-            && self.lanes.has_ready()
+            && self.key_queues.has_ready()
         {
             let one = probing || self.rules.order == Order::Total;
             let max_events = if one { 1 } else { self.caps.max_batch_events.max(1) };
             let taken =
-                self.lanes.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
+                self.key_queues.take(max_events, self.caps.max_batch_bytes, self.caps.prefix_per_key && !one);
             let batch = self.keep_sendable(taken);
             if batch.is_empty() {
                 continue;
@@ -53,41 +53,41 @@ impl Engine {
         }
     }
 
-    /// Takes out events whose lease ran out before they were sent, and those whose destination is away, with all behind
-    /// them in their lane. Of the first kind somebody else delivers them: the source is told, so that it can give back what
-    /// nobody has taken yet.
+    /// Removes events whose lease ran out before they were sent, events whose destination is unavailable, and the later
+    /// events of their keys. Another relay delivers the events without a lease: the source gets the verdict *released*, so
+    /// that it can give back those that no relay has taken yet.
     fn keep_sendable(&mut self, taken: Vec<Queued>) -> Vec<Queued> {
         if self.destinations.count() == 0 && taken.iter().all(|queued| !queued.ownership.is_lost()) {
             return taken;
         }
-        let mut stopped: Set<Lane> = Set::default();
-        let mut kept_lanes: Set<Lane> = Set::default();
+        let mut stopped: Set<KeyHash> = Set::default();
+        let mut kept_keys: Set<KeyHash> = Set::default();
         let mut kept = Vec::with_capacity(taken.len());
         for queued in taken {
-            let lane = queued.lane;
-            let is_behind = lane.is_some_and(|lane| stopped.contains(&lane));
+            let key_hash = queued.key_hash;
+            let is_behind = key_hash.is_some_and(|key_hash| stopped.contains(&key_hash));
             let verdict = if is_behind || queued.ownership.is_lost() {
                 Some(Verdict::Released)
             } else {
                 self.waits(&queued.delivery.event)
             };
             let Some(verdict) = verdict else {
-                kept_lanes.extend(lane);
+                kept_keys.extend(key_hash);
                 kept.push(queued);
                 continue;
             };
-            stopped.extend(lane);
+            stopped.extend(key_hash);
             self.shrink(1, queued.size);
-            self.push_verdict(queued.delivery.position, lane, verdict);
-            self.clear_lane(lane);
+            self.push_verdict(queued.delivery.position, key_hash, verdict);
+            self.clear_key(key_hash);
         }
-        for lane in stopped.difference(&kept_lanes) {
-            self.lanes.finish(*lane);
+        for key_hash in stopped.difference(&kept_keys) {
+            self.key_queues.finish(*key_hash);
         }
         kept
     }
 
-    /// The verdict on an event that is not sent because its destination is away.
+    /// The verdict on an event that is not sent because its destination is unavailable.
     fn waits(&mut self, event: &Event) -> Option<Verdict> {
         match self.destinations.gate(&self.destinations_of(event)) {
             Gate::Open => None,
@@ -100,25 +100,25 @@ impl Engine {
     }
 
     pub(super) fn on_delivered(&mut self, delivered: Delivered) {
-        let Delivered { call, deliveries, lanes, outcomes } = delivered;
+        let Delivered { call, deliveries, hashes_and_sizes, outcomes } = delivered;
         if self.delivering.remove(&call).is_none() {
             return;
         }
-        // A sink that finds nobody there leaves out what it has not sent, wherever that stands in the batch.
+        // A sink that is unavailable skips the events that it has not sent, wherever they are in the batch.
         let failed =
             outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed(_) | Outcome::Unknown(_)));
         let mut outcomes = outcomes.into_iter();
         let mut away: Option<Error> = None;
-        let mut finished: Vec<Lane> = Vec::new();
-        for (delivery, (lane, size)) in deliveries.into_iter().zip(lanes) {
+        let mut finished: Vec<KeyHash> = Vec::new();
+        for (delivery, (key_hash, size)) in deliveries.into_iter().zip(hashes_and_sizes) {
             let outcome = outcomes.next().unwrap_or_else(|| {
                 Outcome::Failed(Error::retryable(Code::NO_OUTCOME, "the sink gave no outcome for this event"))
             });
-            // Released, it would come again at once and at no cost, for ever.
+            // If the event were released, it would be fetched again immediately, without an attempt and without end.
             let outcome = match outcome {
                 Outcome::Skipped if !failed => Outcome::Failed(Error::retryable(
                     Code::SKIPPED,
-                    "the sink skipped this event, though none had failed",
+                    "the sink skipped this event, although no event had failed",
                 )),
                 other => other,
             };
@@ -130,7 +130,7 @@ impl Engine {
                 Outcome::Skipped => {}
                 _ => {
                     if self.circuit.answered() {
-                        tracing::info!(pipeline = self.name, "the sink is back");
+                        tracing::info!(pipeline = self.name, "the sink is available again");
                         self.stats.circuit_open.store(false, Ordering::Relaxed);
                     }
                 }
@@ -140,17 +140,17 @@ impl Engine {
             }
             let verdict = judge::verdict(&delivery, outcome, waits, &self.policy);
             self.log_verdict(&delivery.event, delivery.attempt, &verdict);
-            let holds = judge::holds_lane(&verdict, self.rules);
+            let holds = judge::holds_key(&verdict, self.rules);
             self.shrink(1, size);
-            self.push_outcome(delivery.position, lane, verdict);
+            self.push_outcome(delivery.position, key_hash, verdict);
             if holds {
-                self.clear_lane(lane);
+                self.clear_key(key_hash);
             }
-            finished.extend(lane);
+            finished.extend(key_hash);
         }
-        for lane in finished {
-            if !self.ending.contains_key(&lane) {
-                self.lanes.finish(lane);
+        for key_hash in finished {
+            if !self.ending.contains_key(&key_hash) {
+                self.key_queues.finish(key_hash);
             }
         }
         if let Some(error) = away {
@@ -158,8 +158,8 @@ impl Engine {
         }
     }
 
-    /// Takes in what an outcome says of the event's destinations. Returns how long the event is to wait, if one of them
-    /// is away.
+    /// Records what an outcome says about the event's destinations. Returns how long the event is to wait, if one of them
+    /// is unavailable.
     fn learn(&mut self, event: &Event, outcome: &Outcome) -> Option<Duration> {
         let refused = match outcome {
             Outcome::Failed(error) => error.destination().map(|name| (name, error)),
@@ -179,13 +179,13 @@ impl Engine {
             Outcome::Delivered | Outcome::Duplicate | Outcome::Committed | Outcome::Unknown(_) => false,
         };
         let (answered, untried) = match refused {
-            // Who says that a routing key has no queue has found the exchange.
+            // An error about a routing key without a queue shows that the exchange exists.
             Some((at, _)) => (&names[..at], &names[at + 1..]),
             None if is_untried => (&names[..0], &names[..]),
             None => (&names[..], &names[..0]),
         };
         for name in self.destinations.answered(answered) {
-            tracing::info!(pipeline = self.name, destination = name, "the destination is back");
+            tracing::info!(pipeline = self.name, destination = name, "the destination is available again");
         }
         self.destinations.untried(untried);
         let after = refused.map(|(at, error)| {
@@ -193,7 +193,7 @@ impl Engine {
             if let Some(wait) = refused.news {
                 tracing::warn!(
                     pipeline = self.name, destination = names[at], code = error.code(), %error,
-                    "a destination is away: its events wait and cost no attempt, all others go on; trying again in {wait:.1?}"
+                    "a destination is unavailable: its events wait and cost no attempt, all other events continue; trying again in {wait:.1?}"
                 );
             }
             refused.after
@@ -221,7 +221,7 @@ impl Engine {
 
     pub(super) fn open_circuit(&mut self, error: &Error) {
         if self.drain && error.is_lasting() {
-            tracing::error!(pipeline = self.name, code = error.code(), %error, "the sink will not come back by itself");
+            tracing::error!(pipeline = self.name, code = error.code(), %error, "the sink is unavailable, and the cause is lasting; the drain stops");
             self.stop(Some(error.clone()));
             return;
         }
@@ -246,9 +246,9 @@ impl Engine {
 }
 
 async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivered {
-    let (deliveries, lanes): (Vec<Delivery>, Vec<_>) =
-        batch.into_iter().map(|queued| (queued.delivery, (queued.lane, queued.size))).unzip();
-    // The call is inside as well: a sink written by hand may panic before it returns its future.
+    let (deliveries, hashes_and_sizes): (Vec<Delivery>, Vec<_>) =
+        batch.into_iter().map(|queued| (queued.delivery, (queued.key_hash, queued.size))).unzip();
+    // The call itself is inside, too: a sink that does not use `async_trait` may panic before it returns its future.
     let attempt = AssertUnwindSafe(async { sink.deliver(&deliveries).await });
     let outcomes = match attempt.catch_unwind().await {
         Ok(outcomes) => outcomes,
@@ -258,5 +258,5 @@ async fn deliver(sink: Arc<dyn Sink>, call: u64, batch: Vec<Queued>) -> Delivere
             vec![Outcome::Failed(error); deliveries.len()]
         }
     };
-    Delivered { call, deliveries, lanes, outcomes }
+    Delivered { call, deliveries, hashes_and_sizes, outcomes }
 }

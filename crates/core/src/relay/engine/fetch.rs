@@ -1,4 +1,4 @@
-//! Fetching: when to ask the source, for how much, and what to do with what comes.
+//! Fetching: when to ask the source, for how much, and what to do with the events that it returns.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use tokio::time::Instant;
 use super::{Engine, SOURCE_BACKOFF, log_failure};
 use crate::{
     Backlog, Batch, Class, Code, Error, Limits, Result, Verdict,
-    relay::{judge, lanes::Queued, stats::add},
+    relay::{judge, key_queues::Queued, stats::add},
 };
 
-/// When a drain first says what it waits for, and how long until it says it again.
-const FIRST_WORD: Duration = Duration::from_secs(3);
-const NEXT_WORD: Duration = Duration::from_secs(60);
+/// After how long a drain first logs what it waits for, and how long until it logs this again.
+const FIRST_REPORT: Duration = Duration::from_secs(3);
+const NEXT_REPORT: Duration = Duration::from_secs(60);
 
 pub(super) enum Fetched {
-    /// Which fetch it was, how many events it could have brought, and how long it took.
+    /// The number of the fetch, how many events it could have returned, and how long it took.
     Batch(u64, usize, Duration, Result<Batch>),
     Backlog(Result<crate::Backlog>),
     Waited,
@@ -53,14 +53,14 @@ impl Engine {
         self.fetch = Some(next.boxed());
     }
 
-    /// How much may be fetched; none while there is less room than is worth a round trip.
+    /// How much may be fetched; none while there is too little room for a round trip to be worthwhile.
     pub(super) fn room(&self) -> Option<Limits> {
         if self.circuit.is_probing() {
             let limits = Limits { events: 1, bytes: self.policy.in_flight_bytes };
             return (self.events == 0).then_some(limits);
         }
-        // What is delivered but not settled is held by the source for us: it counts, or a source whose settles
-        // do not get through would be claimed to the last row.
+        // Events that are delivered but not settled are still claimed, so they count. Otherwise, while settles fail, the
+        // relay would claim every row of the source.
         let held = self.events + self.unsettled.len() + self.settling;
         let events = self.policy.in_flight_events.saturating_sub(held).min(self.policy.batch_events);
         let bytes = self.policy.in_flight_bytes.saturating_sub(self.bytes);
@@ -92,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// Why a drain ends though something is left: whatever is not blocked waits for a destination that refuses.
+    /// Why a drain ends although events are left: all that are not blocked wait for a destination that refuses them.
     fn hopeless(&self, backlog: crate::Backlog) -> Option<Error> {
         let retries = self.retries_until.is_some_and(|until| until > Instant::now());
         let what = self.destinations.hopeless().filter(|_| !retries && self.is_quiet())?;
@@ -100,31 +100,31 @@ impl Engine {
         Some(Error::unavailable(
             Code::DESTINATION_AWAY,
             format!(
-                "{left} event(s) are left in the outbox, and wait for {what}; none of them has cost an attempt"
+                "{left} event(s) are left in the outbox, and wait for {what}; this has cost none of them an attempt"
             ),
         )
-        .with_remedy("put right what is wrong there, and run again"))
+        .with_remedy("remove the cause that the message names, and run again"))
     }
 
-    /// A drain that has nothing to do and is not done says why, after a moment and then every minute.
+    /// A drain that has nothing to do but is not finished logs why: after three seconds, and then every minute.
     fn say_what_is_left(&mut self, backlog: &Backlog) {
         let now = Instant::now();
-        let due = *self.say_at.get_or_insert(now + FIRST_WORD);
+        let due = *self.say_at.get_or_insert(now + FIRST_REPORT);
         if now < due {
             return;
         }
-        self.say_at = Some(now + NEXT_WORD);
+        self.say_at = Some(now + NEXT_REPORT);
         tracing::info!(pipeline = self.name, "the drain {}", what_is_left(backlog));
     }
 
     pub(super) fn on_source_error(&mut self, error: Error) {
         if error.class() == Class::Permanent {
-            tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
+            tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot continue; the relay stops");
             self.stop(Some(error));
             return;
         }
         self.fetch_failures += 1;
-        // A source that works in the background fails between two fetches of ours, and knows better how often it has.
+        // A source with background work may fail between two fetches; only the source knows how often it has failed.
         let wait = SOURCE_BACKOFF.after(self.fetch_failures).max(error.retry_after().unwrap_or_default());
         tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot read the outbox; trying again in {wait:.1?}");
         if !self.stopping {
@@ -148,23 +148,23 @@ impl Engine {
         for reject in batch.rejects {
             tracing::error!(
                 pipeline = self.name, eventId = reject.id, code = reject.error.code(), error = %reject.error,
-                "row cannot be an event; dead"
+                "this row cannot be read as an event; it is dead"
             );
-            let lane = reject.key.as_deref().and_then(|key| self.lanes.lane(key));
-            self.push_verdict(reject.position, lane, Verdict::Dead { error: reject.error });
+            let key_hash = reject.key.as_deref().and_then(|key| self.key_queues.hash_of(key));
+            self.push_verdict(reject.position, key_hash, Verdict::Dead { error: reject.error });
         }
         let unwanted = self.stopping || self.circuit.open_until().is_some();
         for delivery in batch.deliveries {
-            let lane = self.lanes.lane(&delivery.event.aggregate_id);
-            if unwanted || lane.is_some_and(|lane| self.held.contains_key(&lane)) {
-                self.push_verdict(delivery.position, lane, Verdict::Released);
+            let key_hash = self.key_queues.hash_of(&delivery.event.aggregate_id);
+            if unwanted || key_hash.is_some_and(|key_hash| self.held.contains_key(&key_hash)) {
+                self.push_verdict(delivery.position, key_hash, Verdict::Released);
             } else if let Some(error) = judge::crashed_too_often(&delivery, &self.policy) {
-                log_failure(&self.name, &delivery.event, &error, "dead: it may crash relays");
-                self.push_verdict(delivery.position, lane, Verdict::Dead { error });
+                log_failure(&self.name, &delivery.event, &error, "the event is dead: it may crash relays");
+                self.push_verdict(delivery.position, key_hash, Verdict::Dead { error });
             } else {
                 let size = delivery.event.size();
                 self.grow(1, size);
-                self.lanes.push(Queued { delivery, lane, ownership: batch.ownership.clone(), size });
+                self.key_queues.push(Queued { delivery, key_hash, ownership: batch.ownership.clone(), size });
             }
         }
     }
@@ -185,12 +185,12 @@ fn what_is_left(backlog: &Backlog) -> String {
     }
     if left > not_due {
         parts.push(format!(
-            "{} behind those, in another relay's hands, or left by one that is gone until its lease runs out",
+            "{} behind those, held by another relay, or held by a vanished relay until its lease expires",
             events(left - not_due)
         ));
     }
     if backlog.blocked > 0 {
-        parts.push(format!("and not for {} behind a dead one", events(backlog.blocked)));
+        parts.push(format!("it does not wait for {} behind a dead event", events(backlog.blocked)));
     }
     format!("waits for {}", parts.join("; "))
 }
@@ -217,8 +217,8 @@ mod tests {
         let backlog = Backlog { unfinished: 7, blocked: 2, not_due: 3, next_due: None };
         assert_eq!(
             what_is_left(&backlog),
-            "waits for 3 events that are not due; 2 events behind those, in another relay's hands, or left by one that \
-             is gone until its lease runs out; and not for 2 events behind a dead one"
+            "waits for 3 events that are not due; 2 events behind those, held by another relay, or held by a vanished \
+             relay until its lease expires; it does not wait for 2 events behind a dead event"
         );
     }
 }

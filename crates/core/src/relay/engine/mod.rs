@@ -1,5 +1,5 @@
-//! The loop itself; see the module above for its shape. What it does with each thing that happens is in the
-//! modules below.
+//! The relay's loop; the parent module describes it. What the loop does with each thing that happens is in the
+//! child modules.
 
 mod deliver;
 mod fetch;
@@ -24,22 +24,22 @@ use super::{
     Policy, Relay, Stats,
     circuit::Circuit,
     destinations::Destinations,
-    lanes::{Lane, Lanes, Queued},
+    key_queues::{KeyHash, KeyQueues, Queued},
 };
 use crate::{
     Backoff, Capabilities, Class, Error, Position, Result, Rules, Settlement, Sink, Source, Verdict,
     event::Event, hash::Map,
 };
 
-/// How long leaving may take. A relay that hangs for ever at its end would renew for ever, too, and keep its partitions
-/// from everyone.
+/// How long leaving may take. A relay that hangs at its end would also renew its lease without end, and no other relay
+/// could take its partitions.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a claim or a settle that is under way may take beyond the grace for deliveries, and then leaving: a source
-/// that has not answered until then is not going to.
+/// How long a running claim or settle may take after the grace for deliveries has ended, and how long leaving may take
+/// after that. A source that has not answered by then is not expected to answer.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
 
-/// Waits between tries of a source that fails.
+/// The waits between tries, while the source fails.
 const SOURCE_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
 
@@ -47,26 +47,26 @@ pub(super) struct Engine {
     source: Arc<dyn Source>,
     sink: Arc<dyn Sink>,
     policy: Policy,
-    /// As the source said when the relay started.
+    /// The source's rules, as it gave them when the relay started.
     rules: Rules,
     caps: Capabilities,
     stats: Arc<Stats>,
     name: String,
     drain: bool,
-    /// When a drain that waits says for what.
+    /// When a drain next logs what it waits for.
     say_at: Option<Instant>,
 
-    lanes: Lanes,
+    key_queues: KeyQueues,
     deliveries: JoinSet<Delivered>,
-    /// What is being delivered, to give it back if a shutdown cannot wait for it.
+    /// The events that are being delivered, to give them back if a shutdown cannot wait for them.
     delivering: HashMap<u64, Vec<Position>>,
     next_call: u64,
     circuit: Circuit,
-    /// Those that are away while the sink is not.
+    /// The destinations that are unavailable while the sink works.
     destinations: Destinations,
     /// When the last of the retries that this relay has asked for is due.
     retries_until: Option<Instant>,
-    /// The sink is being opened again, which may take long and must hold up nothing else.
+    /// The sink is being opened again. This may take long, and must delay nothing else.
     reopen: Option<BoxFuture<'static, Result<()>>>,
 
     fetch: Option<BoxFuture<'static, Fetched>>,
@@ -74,21 +74,22 @@ pub(super) struct Engine {
     fetch_failures: u32,
     /// The last fetch found nothing: wait before the next.
     idle: bool,
-    /// The fetch under way is only a wait, which may be dropped; a claim may not.
+    /// The running fetch is only a wait, which may be dropped. A claim may not be dropped.
     waiting: bool,
 
     /// Verdicts that wait to be settled.
     unsettled: Vec<(Settlement, Then)>,
     settle: Option<BoxFuture<'static, SettleDone>>,
     settle_failures: u32,
-    /// How many verdicts the settle under way has.
+    /// How many verdicts the running settle has.
     settling: usize,
-    /// Lanes whose head failed: what a fetch brings that began before the source knew is given back.
-    held: Map<Lane, Hold>,
-    /// Lanes that go on, once the source knows that an event of theirs is dead or unknown, with the number of
-    /// such verdicts on their way. A crash before that brings the event again, and if it was delivered then, it
-    /// must not come after what is behind it.
-    ending: Map<Lane, usize>,
+    /// Keys whose first event failed. A fetch that began before the source knew of the failure may return later events of
+    /// these keys; they are given back.
+    held: Map<KeyHash, Hold>,
+    /// Keys that continue once the source has stored that one of their events is dead or unknown, with the number of
+    /// such verdicts that are not stored yet. After a crash before that, the event is fetched again. If it were delivered
+    /// then, it would come after events that are behind it.
+    ending: Map<KeyHash, usize>,
 
     events: usize,
     bytes: usize,
@@ -102,7 +103,7 @@ impl Engine {
         let caps = relay.sink.capabilities();
         let rules = relay.source.rules();
         Self {
-            lanes: Lanes::new(rules.order),
+            key_queues: KeyQueues::new(rules.order),
             circuit: Circuit::new(relay.policy.circuit),
             destinations: Destinations::new(relay.policy.circuit),
             retries_until: None,
@@ -153,7 +154,7 @@ impl Engine {
                 let now = Instant::now();
                 let end_at = *end_at.get_or_insert(now + self.policy.grace + LAST_ANSWER);
                 if self.is_quiet() {
-                    // A renewal may wait for an answer that never comes, and leaving for the renewal.
+                    // A renewal may wait for an answer that never comes, and leaving waits for the renewal.
                     break LEAVE_TIMEOUT.min(end_at.saturating_duration_since(now) + LAST_ANSWER);
                 }
             }
@@ -185,7 +186,7 @@ impl Engine {
                 () = sleep_until(end_at) => {
                     tracing::warn!(
                         pipeline = self.name,
-                        "the source does not answer; stopping without it: leases will run out by themselves"
+                        "the source does not answer; the relay stops without it, and its leases will expire"
                     );
                     break LAST_ANSWER;
                 }
@@ -198,7 +199,8 @@ impl Engine {
         self.fatal.map_or(Ok(()), Err)
     }
 
-    /// Opens both ends. A source that is away is waited for; wrong credentials are not.
+    /// Opens source and sink. The relay waits for a source that is unavailable, but not for one that refuses the
+    /// credentials.
     async fn open(&mut self, shutdown: &CancellationToken) -> Result<bool> {
         self.source.accepts(&self.policy)?;
         let mut failures = 0;
@@ -218,7 +220,7 @@ impl Engine {
                 return Err(error);
             }
             let wait = SOURCE_BACKOFF.after(failures);
-            tracing::warn!(pipeline = self.name, %error, "the source is not there yet; trying again in {wait:.1?}");
+            tracing::warn!(pipeline = self.name, %error, "the source is not available yet; trying again in {wait:.1?}");
             // The next round sees a shutdown.
             tokio::select! {
                 () = shutdown.cancelled() => {}
@@ -235,7 +237,7 @@ impl Engine {
                 self.open_circuit(&error);
                 Ok(true)
             }
-            // The place among the relays is given back before anything is reported.
+            // The relay leaves its group before the error is reported.
             ended => {
                 self.leave(LEAVE_TIMEOUT).await;
                 ended.map_or(Ok(false), |opened| opened.map(|()| false))
@@ -243,22 +245,22 @@ impl Engine {
         }
     }
 
-    /// Gives back what waits in a lane whose head was not delivered.
-    fn clear_lane(&mut self, lane: Option<Lane>) {
-        let Some(lane) = lane else { return };
-        let waiting = self.lanes.clear_lane(lane);
+    /// Gives back the waiting events of a key whose first event was not delivered.
+    fn clear_key(&mut self, key_hash: Option<KeyHash>) {
+        let Some(key_hash) = key_hash else { return };
+        let waiting = self.key_queues.clear_key(key_hash);
         self.release(waiting);
     }
 
     fn release_waiting(&mut self) {
-        let waiting = self.lanes.clear();
+        let waiting = self.key_queues.clear();
         self.release(waiting);
     }
 
     fn release(&mut self, waiting: Vec<Queued>) {
         for queued in waiting {
             self.shrink(1, queued.size);
-            self.push_verdict(queued.delivery.position, queued.lane, Verdict::Released);
+            self.push_verdict(queued.delivery.position, queued.key_hash, Verdict::Released);
         }
     }
 
@@ -280,7 +282,7 @@ impl Engine {
         self.stats.in_flight_bytes.store(self.bytes as u64, Ordering::Relaxed);
     }
 
-    /// Nothing is held, under way or waiting to be settled.
+    /// Whether no event is held, being delivered or waiting to be settled.
     fn is_quiet(&self) -> bool {
         self.events == 0
             && self.deliveries.is_empty()
@@ -307,7 +309,7 @@ impl Engine {
             tracing::warn!(
                 pipeline = self.name,
                 events = positions.len(),
-                "deliveries still under way at shutdown are given back"
+                "the shutdown did not wait for all deliveries: their events are given back, and will be delivered again"
             );
         }
         for position in positions {
@@ -317,10 +319,10 @@ impl Engine {
         self.publish_size();
     }
 
-    /// Closes both ends. These take `&mut`, since a shared reference across an await would keep the relay from
-    /// being spawned.
+    /// Closes source and sink. This method and `leave` take `&mut self`: with a shared reference across an await, the
+    /// relay could not be spawned.
     async fn close(&mut self, leave_within: Duration) {
-        // A claim that hangs holds on to the source.
+        // A claim that hangs keeps a reference to the source.
         (self.fetch, self.settle) = (None, None);
         let sink = self.sink.clone();
         let closing = async move { tokio::time::timeout(LEAVE_TIMEOUT, sink.close()).await };
@@ -338,12 +340,12 @@ impl Engine {
         match tokio::time::timeout(within, self.source.close()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(pipeline = self.name, %error, "could not leave cleanly: leases will run out by themselves");
+                tracing::warn!(pipeline = self.name, %error, "could not leave the group cleanly; the leases of this relay will expire");
             }
             Err(_) => {
                 tracing::warn!(
                     pipeline = self.name,
-                    "could not leave in time: leases will run out by themselves"
+                    "could not leave the group in time; the leases of this relay will expire"
                 );
             }
         }

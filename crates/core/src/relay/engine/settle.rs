@@ -1,4 +1,4 @@
-//! Settling: verdicts on their way to the source, and what follows for their lanes once it knows.
+//! Settling: verdicts that are sent to the source, and what follows for their keys when the source has stored them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use super::{Engine, SOURCE_BACKOFF};
 use crate::{
     Class, Position, Result, Settlement, Source, Verdict,
-    relay::{judge, lanes::Lane, stats::add},
+    relay::{judge, key_queues::KeyHash, stats::add},
     source::Settled,
 };
 
-/// The most verdicts in one settle: bounds the statement, not the throughput.
+/// The most verdicts in one settle. This limits the size of the statement, not the throughput.
 const SETTLE_BATCH: usize = 4_000;
 
 pub(super) struct SettleDone {
@@ -21,53 +21,53 @@ pub(super) struct SettleDone {
     result: Result<Settled>,
 }
 
-/// What follows for a lane when a verdict is settled.
+/// What follows for a key when a verdict is settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Nothing,
-    /// The source holds it from now on.
-    Held(Lane),
-    /// It goes on.
-    GoOn(Lane),
+    /// The source holds the key from now on.
+    Held(KeyHash),
+    /// The key continues.
+    Continue(KeyHash),
 }
 
-/// A lane whose head was not delivered. A fetch that began before the source knew may bring later events of
-/// that lane; they are given back. A fetch that begins afterwards respects it by itself, and none begins
-/// while verdicts are unsettled, or giving back could go round in circles.
+/// A key whose first event was not delivered. A fetch that began before the source knew this may return later events of
+/// that key; they are given back. A fetch that begins afterwards does not return them. No fetch begins while such
+/// verdicts are unsettled; otherwise the same events could be fetched and given back without end.
 #[derive(Default)]
 pub(super) struct Hold {
-    /// Verdicts on their way to the source.
+    /// Verdicts that the source has not stored yet.
     pub(super) unsettled: usize,
     /// The newest fetch that began before the source knew.
     fetches: u64,
 }
 
 impl Engine {
-    /// Notes a verdict. `lane` is held back if the verdict says so, and until the source knows it.
-    pub(super) fn push_verdict(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+    /// Queues a verdict for the source. If the verdict says so, the key is held back until the source has stored it.
+    pub(super) fn push_verdict(&mut self, position: Position, key_hash: Option<KeyHash>, verdict: Verdict) {
         if let Verdict::Retry { after, .. } = &verdict {
             self.retries_until = self.retries_until.max(Instant::now().checked_add(*after));
         }
-        let then = match lane {
-            Some(lane) if judge::holds_lane(&verdict, self.rules) => {
-                self.held.entry(lane).or_default().unsettled += 1;
-                Then::Held(lane)
+        let then = match key_hash {
+            Some(key_hash) if judge::holds_key(&verdict, self.rules) => {
+                self.held.entry(key_hash).or_default().unsettled += 1;
+                Then::Held(key_hash)
             }
             _ => Then::Nothing,
         };
         self.unsettled.push((Settlement { position, verdict }, then));
     }
 
-    /// The same for a verdict that ends a delivery. Only here a lane may be kept busy until the source knows:
-    /// it is this delivery that made it busy.
-    pub(super) fn push_outcome(&mut self, position: Position, lane: Option<Lane>, verdict: Verdict) {
+    /// The same for a verdict that ends a delivery. Only here a key may be kept busy until the source has stored the
+    /// verdict, because this delivery made the key busy.
+    pub(super) fn push_outcome(&mut self, position: Position, key_hash: Option<KeyHash>, verdict: Verdict) {
         let ends = matches!(verdict, Verdict::Dead { .. } | Verdict::Unknown { .. });
-        match lane {
-            Some(lane) if ends && !judge::holds_lane(&verdict, self.rules) => {
-                *self.ending.entry(lane).or_default() += 1;
-                self.unsettled.push((Settlement { position, verdict }, Then::GoOn(lane)));
+        match key_hash {
+            Some(key_hash) if ends && !judge::holds_key(&verdict, self.rules) => {
+                *self.ending.entry(key_hash).or_default() += 1;
+                self.unsettled.push((Settlement { position, verdict }, Then::Continue(key_hash)));
             }
-            lane => self.push_verdict(position, lane, verdict),
+            key_hash => self.push_verdict(position, key_hash, verdict),
         }
     }
 
@@ -86,20 +86,20 @@ impl Engine {
         let settled = match result {
             Ok(settled) => settled,
             Err(error) => {
-                // The same verdicts again, before any later ones: a release must not overtake the retry that
-                // it stands behind. The fence makes repeating harmless.
+                // The same verdicts again, before any later ones: a release must not be stored before the retry of an
+                // earlier event of its key. Fencing makes the repetition harmless.
                 self.settle_failures += 1;
                 let wait = SOURCE_BACKOFF.after(self.settle_failures);
                 tracing::warn!(pipeline = self.name, code = error.code(), %error, "cannot settle {} events; trying again in {wait:.1?}", settlements.len());
                 let is_permanent = error.class() == Class::Permanent;
                 if is_permanent && !self.stopping {
-                    tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot go on");
+                    tracing::error!(pipeline = self.name, code = error.code(), %error, "the source cannot continue; the relay stops");
                     self.stop(Some(error));
                 }
                 if self.stopping && (self.settle_failures > 5 || is_permanent) {
                     tracing::warn!(
                         pipeline = self.name,
-                        "stopping without settling: these events will be delivered again"
+                        "the relay stops without settling; the events will be delivered again"
                     );
                     self.settling = 0;
                     return;
@@ -114,7 +114,7 @@ impl Engine {
             tracing::warn!(
                 pipeline = self.name,
                 events = settled.fenced,
-                "settles refused: these events are no longer this relay's, and are delivered again"
+                "settles were refused: this relay no longer owns these events, and they are delivered again"
             );
             add(&self.stats.fenced, settled.fenced);
         }
@@ -135,19 +135,19 @@ impl Engine {
     pub(super) fn follow(&mut self, then: Then) {
         match then {
             Then::Nothing => {}
-            Then::Held(lane) => {
-                if let Some(hold) = self.held.get_mut(&lane) {
+            Then::Held(key_hash) => {
+                if let Some(hold) = self.held.get_mut(&key_hash) {
                     hold.unsettled -= 1;
                     hold.fetches = self.fetches;
                 }
             }
-            Then::GoOn(lane) => {
-                let left = self.ending.get(&lane).map_or(0, |count| count - 1);
+            Then::Continue(key_hash) => {
+                let left = self.ending.get(&key_hash).map_or(0, |count| count - 1);
                 if left > 0 {
-                    self.ending.insert(lane, left);
+                    self.ending.insert(key_hash, left);
                 } else {
-                    self.ending.remove(&lane);
-                    self.lanes.finish(lane);
+                    self.ending.remove(&key_hash);
+                    self.key_queues.finish(key_hash);
                 }
             }
         }

@@ -1,7 +1,7 @@
-//! Events that were fetched and wait to be delivered, in lanes: one lane per key, or one for all, or none.
+//! Events that were fetched and wait to be delivered, in queues: one queue per key, one for all events, or none.
 //!
-//! A lane is busy while something of it is being delivered, and a busy lane gives out nothing more; that is
-//! all there is to keeping order inside one relay.
+//! A queue is busy while one of its events is being delivered, and a busy queue hands out nothing more. This alone keeps
+//! the order inside one relay.
 
 use std::{collections::VecDeque, hash::BuildHasher};
 
@@ -11,49 +11,49 @@ use crate::{
     hash::{Map, Seed},
 };
 
-/// A lane: the hash of a key. Two keys that collide share a lane, which costs a little concurrency and
-/// nothing else.
-pub(super) type Lane = u64;
+/// The hash of a key, which identifies its queue. Two keys with the same hash share a queue; this costs a little
+/// concurrency and nothing else.
+pub(super) type KeyHash = u64;
 
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) delivery: Delivery,
-    /// Of its key; see [`Lanes::lane`].
-    pub(super) lane: Option<Lane>,
+    /// The hash of its key; see [`KeyQueues::hash_of`].
+    pub(super) key_hash: Option<KeyHash>,
     pub(super) ownership: Ownership,
     pub(super) size: usize,
 }
 
 #[derive(Debug, Default)]
-struct LaneState {
+struct KeyQueue {
     waiting: VecDeque<Queued>,
     busy: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Lanes {
+pub(super) struct KeyQueues {
     order: Order,
     seed: Seed,
-    lanes: Map<Lane, LaneState>,
-    /// Lanes that are not busy and have something, first come first served.
-    ready: VecDeque<Lane>,
-    /// Without order there are no lanes, only this.
+    queues: Map<KeyHash, KeyQueue>,
+    /// Queues that are not busy and not empty, in the order in which they became ready.
+    ready: VecDeque<KeyHash>,
+    /// All events, if no order is kept: then there are no queues per key.
     free: VecDeque<Queued>,
 }
 
-impl Lanes {
+impl KeyQueues {
     pub(super) fn new(order: Order) -> Self {
         Self {
             order,
             seed: Seed::default(),
-            lanes: Map::default(),
+            queues: Map::default(),
             ready: VecDeque::new(),
             free: VecDeque::new(),
         }
     }
 
-    /// The lane of a key; none where no order is kept.
-    pub(super) fn lane(&self, key: &str) -> Option<Lane> {
+    /// Which queue a key belongs to; none if no order is kept.
+    pub(super) fn hash_of(&self, key: &str) -> Option<KeyHash> {
         match self.order {
             Order::None => None,
             Order::Key => Some(self.seed.hash_one(key)),
@@ -62,23 +62,23 @@ impl Lanes {
     }
 
     pub(super) fn push(&mut self, queued: Queued) {
-        let Some(lane) = queued.lane else {
+        let Some(key_hash) = queued.key_hash else {
             self.free.push_back(queued);
             return;
         };
-        let state = self.lanes.entry(lane).or_default();
-        if !state.busy && state.waiting.is_empty() {
-            self.ready.push_back(lane);
+        let queue = self.queues.entry(key_hash).or_default();
+        if !queue.busy && queue.waiting.is_empty() {
+            self.ready.push_back(key_hash);
         }
-        state.waiting.push_back(queued);
+        queue.waiting.push_back(queued);
     }
 
     pub(super) fn has_ready(&self) -> bool {
         !self.free.is_empty() || !self.ready.is_empty()
     }
 
-    /// Takes a batch within the bounds, though always at least one event, and makes its lanes busy. With
-    /// `prefix` a lane may give several events at once, in order.
+    /// Takes a batch within the bounds, but always at least one event, and makes its queues busy. With `prefix`, a queue
+    /// may hand out several events at once, in order.
     pub(super) fn take(&mut self, events: usize, bytes: usize, prefix: bool) -> Vec<Queued> {
         let mut batch: Vec<Queued> = Vec::new();
         let mut size = 0;
@@ -90,49 +90,49 @@ impl Lanes {
         while self.free.front().is_some_and(|next| fits(&batch, next)) {
             batch.extend(self.free.pop_front());
         }
-        while let Some(&lane) = self.ready.front() {
-            let Some(state) = self.lanes.get_mut(&lane) else {
+        while let Some(&key_hash) = self.ready.front() {
+            let Some(queue) = self.queues.get_mut(&key_hash) else {
                 self.ready.pop_front();
                 continue;
             };
-            if !state.waiting.front().is_some_and(|next| fits(&batch, next)) {
+            if !queue.waiting.front().is_some_and(|next| fits(&batch, next)) {
                 break;
             }
             self.ready.pop_front();
-            state.busy = true;
-            batch.extend(state.waiting.pop_front());
-            while prefix && state.waiting.front().is_some_and(|next| fits(&batch, next)) {
-                batch.extend(state.waiting.pop_front());
+            queue.busy = true;
+            batch.extend(queue.waiting.pop_front());
+            while prefix && queue.waiting.front().is_some_and(|next| fits(&batch, next)) {
+                batch.extend(queue.waiting.pop_front());
             }
         }
         batch
     }
 
-    /// Nothing of the lane is being delivered any more.
-    pub(super) fn finish(&mut self, lane: Lane) {
-        let Some(state) = self.lanes.get_mut(&lane) else { return };
-        if !std::mem::take(&mut state.busy) {
+    /// Records that no event of the queue is being delivered any more.
+    pub(super) fn finish(&mut self, key_hash: KeyHash) {
+        let Some(queue) = self.queues.get_mut(&key_hash) else { return };
+        if !std::mem::take(&mut queue.busy) {
             return;
         }
-        if state.waiting.is_empty() {
-            self.lanes.remove(&lane);
+        if queue.waiting.is_empty() {
+            self.queues.remove(&key_hash);
         } else {
-            self.ready.push_back(lane);
+            self.ready.push_back(key_hash);
         }
     }
 
-    /// Empties a lane of what waits in it.
-    pub(super) fn clear_lane(&mut self, lane: Lane) -> Vec<Queued> {
-        self.lanes.get_mut(&lane).map(|state| state.waiting.drain(..).collect()).unwrap_or_default()
+    /// Removes the waiting events of one queue.
+    pub(super) fn clear_key(&mut self, key_hash: KeyHash) -> Vec<Queued> {
+        self.queues.get_mut(&key_hash).map(|queue| queue.waiting.drain(..).collect()).unwrap_or_default()
     }
 
-    /// Empties everything that waits; busy lanes stay busy.
+    /// Removes all waiting events; busy queues stay busy.
     pub(super) fn clear(&mut self) -> Vec<Queued> {
         self.ready.clear();
         let mut all: Vec<Queued> = self.free.drain(..).collect();
-        self.lanes.retain(|_, state| {
-            all.extend(state.waiting.drain(..));
-            state.busy
+        self.queues.retain(|_, queue| {
+            all.extend(queue.waiting.drain(..));
+            queue.busy
         });
         all
     }
@@ -144,7 +144,7 @@ mod tests {
     use crate::{Position, event::sample_event};
     use proptest::prelude::*;
 
-    fn queued(lanes: &Lanes, seq: i64, key: &str) -> Queued {
+    fn queued(queues: &KeyQueues, seq: i64, key: &str) -> Queued {
         let delivery = Delivery {
             event: sample_event(seq, key),
             position: Position(seq.cast_unsigned()),
@@ -153,7 +153,7 @@ mod tests {
             lost_leases: 0,
             replay: None,
         };
-        Queued { delivery, lane: lanes.lane(key), ownership: Ownership::forever(), size: 10 }
+        Queued { delivery, key_hash: queues.hash_of(key), ownership: Ownership::forever(), size: 10 }
     }
 
     proptest! {
@@ -165,17 +165,17 @@ mod tests {
             takes in proptest::collection::vec((1usize..6, any::<bool>()), 1..200),
             prefix in any::<bool>(),
         ) {
-            let mut lanes = Lanes::new(Order::Key);
+            let mut queues = KeyQueues::new(Order::Key);
             let mut out: Vec<Vec<Queued>> = Vec::new();
             let mut seen: Map<String, Vec<i64>> = Map::default();
             let mut pushed = 0;
-            let mut step = |lanes: &mut Lanes, out: &mut Vec<Vec<Queued>>, size: usize, finish: bool| {
+            let mut step = |queues: &mut KeyQueues, out: &mut Vec<Vec<Queued>>, size: usize, finish: bool| {
                 if finish && !out.is_empty() {
                     for done in out.remove(0) {
-                        if let Some(lane) = done.lane { lanes.finish(lane); }
+                        if let Some(key_hash) = done.key_hash { queues.finish(key_hash); }
                     }
                 }
-                let batch = lanes.take(size, 1_000, prefix);
+                let batch = queues.take(size, 1_000, prefix);
                 for queued in &batch {
                     let key = &queued.delivery.event.aggregate_id;
                     assert!(!out.iter().flatten().any(|q| q.delivery.event.aggregate_id == *key));
@@ -185,13 +185,13 @@ mod tests {
             };
             for (size, finish) in takes {
                 if pushed < keys.len() {
-                    let next = queued(&lanes, i64::try_from(pushed).unwrap(), &keys[pushed].to_string());
-                    lanes.push(next);
+                    let next = queued(&queues, i64::try_from(pushed).unwrap(), &keys[pushed].to_string());
+                    queues.push(next);
                     pushed += 1;
                 }
-                step(&mut lanes, &mut out, size, finish);
+                step(&mut queues, &mut out, size, finish);
             }
-            for _ in 0..pushed * 2 { step(&mut lanes, &mut out, 10, true); }
+            for _ in 0..pushed * 2 { step(&mut queues, &mut out, 10, true); }
             let total: usize = seen.values().map(Vec::len).sum();
             prop_assert_eq!(total, pushed);
             for order in seen.values() { prop_assert!(order.is_sorted()); }
@@ -200,11 +200,11 @@ mod tests {
 
     #[test]
     fn bounds_hold_but_one_event_always_fits() {
-        let mut lanes = Lanes::new(Order::None);
-        (0..10).for_each(|n| lanes.push(queued(&lanes, n, "k")));
-        assert_eq!(lanes.take(3, 1_000, false).len(), 3);
-        assert_eq!(lanes.take(10, 25, false).len(), 2);
-        assert_eq!(lanes.take(10, 1, false).len(), 1);
-        assert_eq!(lanes.clear().len(), 4);
+        let mut queues = KeyQueues::new(Order::None);
+        (0..10).for_each(|n| queues.push(queued(&queues, n, "k")));
+        assert_eq!(queues.take(3, 1_000, false).len(), 3);
+        assert_eq!(queues.take(10, 25, false).len(), 2);
+        assert_eq!(queues.take(10, 1, false).len(), 1);
+        assert_eq!(queues.clear().len(), 4);
     }
 }
