@@ -43,6 +43,6 @@ mod value;
 pub use self::{
     encoder::{Address, Content, DebeziumEncoder, Record},
     format::FORMAT,
-    options::{Additional, Converter, Converters, DebeziumOptions, Delegate, InvalidOperation, Place},
+    options::{Additional, Converter, Converters, DebeziumOptions, Delegate, InvalidOperation, Placement},
     route::RegexRoute,
 };

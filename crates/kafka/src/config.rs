@@ -233,7 +233,7 @@ impl KafkaConfig {
             }
         }
         if !self.knows_partitions() {
-            // See `lanes`: what cannot be told apart beforehand is sent one after the other.
+            // See `open_partitions`: where the partition is not known beforehand, messages are sent one after the other.
             config.remove("max.in.flight");
             config.set("max.in.flight.requests.per.connection", "1");
         }
@@ -276,7 +276,7 @@ mod tests {
         assert!(!format!("{config:?}").contains("s:cret"));
     }
 
-    /// See `lanes`.
+    /// See `open_partitions`.
     #[test]
     fn where_partitions_are_not_known_requests_go_one_by_one() {
         const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";

@@ -7,7 +7,7 @@ use rdkafka::error::RDKafkaErrorCode as KafkaCode;
 #[derive(Debug, Clone)]
 pub(crate) enum Fate {
     /// The broker refused the request that this message was in: this one may be the reason, or another.
-    Suspect(Error),
+    MayBeTheCause(Error),
     /// Nothing is wrong with it: it fell with another, or with its producer.
     Collateral,
     /// Nobody can be accepted now.
@@ -17,21 +17,23 @@ pub(crate) enum Fate {
 /// The fate of a message to `topic` that failed with `code`.
 pub(crate) fn fate(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Fate {
     match code {
-        KafkaCode::MessageSizeTooLarge | KafkaCode::InvalidMessageSize => Fate::Suspect(Error::permanent(
-            Code::TOO_LARGE,
-            format!(
-                "Kafka refuses the message as too large for topic `{topic}`: store the payload elsewhere and publish a reference, or raise the topic's `max.message.bytes`"
-            ),
-        )),
+        KafkaCode::MessageSizeTooLarge | KafkaCode::InvalidMessageSize => {
+            Fate::MayBeTheCause(Error::permanent(
+                Code::TOO_LARGE,
+                format!(
+                    "Kafka refuses the message as too large for topic `{topic}`: store the payload elsewhere and publish a reference, or raise the topic's `max.message.bytes`"
+                ),
+            ))
+        }
         KafkaCode::InvalidRecord
         | KafkaCode::InvalidTimestamp
         | KafkaCode::InvalidMessage
-        | KafkaCode::BadMessage => Fate::Suspect(Error::permanent(
+        | KafkaCode::BadMessage => Fate::MayBeTheCause(Error::permanent(
             Code::REFUSED,
             format!("Kafka refuses the message for topic `{topic}` as invalid ({code})"),
         )),
         // Its name passed our own look, so it is a topic that Kafka keeps for itself.
-        KafkaCode::InvalidTopic => Fate::Suspect(self::topic(brokers, topic, code, create)),
+        KafkaCode::InvalidTopic => Fate::MayBeTheCause(self::topic(brokers, topic, code, create)),
         KafkaCode::QueueFull => Fate::Away(Error::unavailable(
             Code::QUEUE_FULL,
             "librdkafka's own queue has no room for what the relay has under way: raise \

@@ -60,11 +60,11 @@ mod config;
 mod connection;
 mod encode;
 mod errors;
-mod lanes;
-mod places;
+mod open_partitions;
 mod route;
 mod sink;
 mod source;
+mod targets;
 mod topics;
 
 pub use self::{

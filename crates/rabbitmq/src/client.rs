@@ -50,11 +50,11 @@ const DECLARED: usize = 10_000;
 /// One broker, and the connection to it while there is one.
 pub(crate) struct Client {
     config: Arc<Resolved>,
-    state: tokio::sync::Mutex<State>,
+    state: tokio::sync::Mutex<ConnectionState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectionState {
     link: Option<Arc<Link>>,
     /// When the last attempt to connect failed, and why.
     failed: Option<(Instant, Error)>,

@@ -19,7 +19,7 @@ use crate::{
     error::db,
     outbox::SqliteOutbox,
     settle::run,
-    sql::{HELD, Slot, Sql},
+    sql::{HELD, RowField, Sql},
 };
 
 /// Rows freed in one call.
@@ -44,7 +44,7 @@ pub(crate) async fn unhold(outbox: &SqliteOutbox, member: &Member, partitions: &
 pub(crate) async fn unhold_all(conn: &mut SqliteConnection, sql: &Sql, member: &Member) -> Result<()> {
     let statement = format!(
         "SELECT {} FROM {} WHERE {}{}",
-        sql.place("o"),
+        sql.order_key("o"),
         sql.from("o"),
         is_held(sql, "o"),
         streams_where(sql, "o", &member.streams, 1)
@@ -127,7 +127,7 @@ async fn free_rows(
         }
         let statement = format!(
             "SELECT {} FROM {} WHERE {} AND {} = ?2{}{} {} LIMIT ?3",
-            sql.place("o"),
+            sql.order_key("o"),
             sql.from("o"),
             is_held(sql, "o"),
             sql.key("o"),
@@ -163,7 +163,7 @@ async fn free_rows_of_all(
     let statement = format!(
         "SELECT {}, {}, COALESCE({} AND {} = '{HELD}', 0) FROM {} \
          WHERE (({2} AND {3} IS NOT NULL) OR {blocks}){} {}",
-        sql.place("o"),
+        sql.order_key("o"),
         sql.key("o"),
         sql.open("o"),
         sql.retry("o"),
@@ -248,5 +248,5 @@ fn item(row: &SqliteRow) -> Result<Value> {
 }
 
 async fn free(conn: &mut SqliteConnection, sql: &Sql, items: &[Value]) -> Result<()> {
-    run(conn, &sql.change(None, &[(Slot::NextRetryAt, "NULL")]), items, &[]).await
+    run(conn, &sql.change(None, &[(RowField::NextRetryAt, "NULL")]), items, &[]).await
 }

@@ -22,7 +22,7 @@ use crate::{
     hold,
     outbox::SqliteOutbox,
     settle::{run, still_held},
-    sql::{NOW, Slot},
+    sql::{NOW, RowField},
 };
 
 /// The group of the relays of an outbox, be it a queue or a log.
@@ -111,7 +111,7 @@ async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[RowClaim]) ->
     let held = still_held(conn, sql, rows.iter()).await?;
     let items: Vec<_> = held.keys().map(|index| json!({"k": key_value(&rows[*index].key)})).collect();
     let until = from_now("?2");
-    let statements = sql.change(None, &[(Slot::LockedUntil, until.as_str())]);
+    let statements = sql.change(None, &[(RowField::LockedUntil, until.as_str())]);
     run(conn, &statements, &items, &[&seconds(member.lease)]).await?;
     let lost = rows
         .iter()

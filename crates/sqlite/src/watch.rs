@@ -22,14 +22,14 @@ const QUIET: Duration = Duration::from_millis(250);
 
 /// Waits for commits to an outbox's file.
 #[derive(Debug)]
-pub(crate) struct CommitWatch {
+pub(crate) struct CommitWatcher {
     outbox: SqliteOutbox,
-    watch: Mutex<Option<Watch>>,
+    watch: Mutex<Option<WatchConnection>>,
 }
 
 /// A connection that only watches for the commits of others.
 #[derive(Debug)]
-struct Watch {
+struct WatchConnection {
     conn: SqliteConnection,
     version: i64,
     /// The write-ahead log when the version was read.
@@ -41,7 +41,7 @@ struct Watch {
 /// Two commits within one tick of the file system's clock may look like one, which polling makes up for.
 type LogStamp = (u64, std::time::SystemTime);
 
-impl CommitWatch {
+impl CommitWatcher {
     pub(crate) fn new(outbox: SqliteOutbox) -> Self {
         Self { outbox, watch: Mutex::new(None) }
     }
@@ -54,8 +54,8 @@ impl CommitWatch {
 
     /// Whether anybody has committed since the last call. The first call says yes: nobody looked before.
     async fn committed(&self) -> bool {
-        let mut slot = self.watch.lock().await;
-        if slot.is_none() {
+        let mut guard = self.watch.lock().await;
+        if guard.is_none() {
             let options = self.outbox.pool().connect_options();
             match options
                 .as_ref()
@@ -65,12 +65,12 @@ impl CommitWatch {
                 .connect()
                 .await
             {
-                Ok(conn) => *slot = Some(Watch { conn, version: -1, log: None }),
+                Ok(conn) => *guard = Some(WatchConnection { conn, version: -1, log: None }),
                 // The claim that follows meets the same error, and reports it.
                 Err(_) => return false,
             }
         }
-        let Some(watch) = slot.as_mut() else { return false };
+        let Some(watch) = guard.as_mut() else { return false };
         let log = self.log_stamp().filter(|(_, at)| at.elapsed().is_ok_and(|age| age >= QUIET));
         if log.is_some() && log == watch.log {
             return false;
@@ -79,7 +79,7 @@ impl CommitWatch {
         match sqlx::query_scalar::<_, i64>("PRAGMA data_version").fetch_one(&mut watch.conn).await {
             Ok(version) => std::mem::replace(&mut watch.version, version) != version,
             Err(_) => {
-                *slot = None;
+                *guard = None;
                 false
             }
         }

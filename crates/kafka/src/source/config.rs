@@ -291,7 +291,7 @@ impl KafkaSourceConfig {
         // The original may have been compressed, and must fit again with a few headers more.
         config.compression = "lz4".into();
         config.max_message_bytes = 1_000_000_000;
-        // There are few, so none of them need hurry: see `lanes`.
+        // There are few, so none of them need hurry: see `open_partitions`.
         let settings = &mut config.connection.settings;
         settings.remove("max.in.flight");
         settings.insert("max.in.flight.requests.per.connection".into(), "1".into());

@@ -82,8 +82,8 @@ impl Letters {
                 headers: Some(letter.raw.headers_with(&self.headers(letter))),
                 delivery_opaque: (),
             };
-            let lanes = producer.lanes.of(&topics[at]);
-            match producer.send(record, (&reports, &lanes, at)) {
+            let open_partitions = producer.open_partitions.of(&topics[at]);
+            match producer.send(record, (&reports, &open_partitions, at)) {
                 Ok(()) => open += 1,
                 Err(code) => fallen.push((at, code)),
             }
@@ -116,7 +116,7 @@ impl Letters {
             self.client.shrink_batches(sizes.iter().sum());
         }
         Err(match self.client.fate(&topics[at], code) {
-            Fate::Suspect(error) | Fate::Away(error) => error,
+            Fate::MayBeTheCause(error) | Fate::Away(error) => error,
             Fate::Collateral => {
                 Error::retryable(Code::CLIENT_ENDED, format!("Kafka's client has ended ({code})"))
             }

@@ -39,7 +39,7 @@ use tokio::sync::oneshot;
 pub use self::config::{KafkaSourceConfig, Retry, Start};
 use self::{
     letters::Letters,
-    poller::{Context, KafkaConsumer, Shared},
+    poller::{KafkaConsumer, Shared, SourceContext},
 };
 use crate::{connection::refused, errors};
 
@@ -93,8 +93,11 @@ impl KafkaSource {
 
     /// The partitions owned right now, as topic and number; for tests and status.
     pub fn owned_partitions(&self) -> Vec<(String, i32)> {
-        let places = self.shared.track().places();
-        places.into_iter().map(|place| (place.topic.to_string(), place.partition)).collect()
+        let topic_partitions = self.shared.track().topic_partitions();
+        topic_partitions
+            .into_iter()
+            .map(|topic_partition| (topic_partition.topic.to_string(), topic_partition.partition))
+            .collect()
     }
 
     /// Events and bytes in memory; for tests and status.
@@ -211,8 +214,9 @@ impl Source for KafkaSource {
 fn connect(shared: &Arc<Shared>) -> Result<KafkaConsumer> {
     let config = &shared.config;
     let settings = config.consumer_config()?;
-    let consumer: KafkaConsumer = BaseConsumer::from_config_and_context(&settings, Context(shared.clone()))
-        .map_err(|error| refused(&error))?;
+    let consumer: KafkaConsumer =
+        BaseConsumer::from_config_and_context(&settings, SourceContext(shared.clone()))
+            .map_err(|error| refused(&error))?;
     for topic in &config.topics {
         let Ok(metadata) = consumer.fetch_metadata(Some(topic), config.connection.connect_timeout) else {
             // What librdkafka has to say of it comes with a poll.

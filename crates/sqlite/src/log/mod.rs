@@ -56,20 +56,20 @@ use crate::{
     outbox::SqliteOutbox,
     schema,
     sql::{Sql, time},
-    watch::CommitWatch,
+    watch::CommitWatcher,
 };
 
 /// The log in a SQLite file; [`SqliteOutbox::log`] makes it a source.
 #[derive(Debug)]
 pub struct SqliteLog {
     outbox: SqliteOutbox,
-    watch: CommitWatch,
+    watch: CommitWatcher,
 }
 
 impl SqliteLog {
     /// The log in `outbox`.
     pub fn new(outbox: SqliteOutbox) -> Self {
-        Self { watch: CommitWatch::new(outbox.clone()), outbox }
+        Self { watch: CommitWatcher::new(outbox.clone()), outbox }
     }
 }
 

@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 use time::OffsetDateTime;
 
 use super::{
-    admin::{Known, known},
+    admin::{ConsumerRow, consumer_row},
     created, end, floor,
     lag::{Counted, Parked, greatest, offsets, smallest},
     seq,
@@ -34,7 +34,7 @@ pub(super) async fn seek(
     let sql = outbox.log_sql()?;
     let mut tx = outbox.begin().await?;
     let conn = tx.conn();
-    let Known { streams, .. } = known(conn, sql, consumer).await?;
+    let ConsumerRow { streams, .. } = consumer_row(conn, sql, consumer).await?;
     let to = target(conn, sql, to).await?;
     let offsets = offsets(conn, sql, consumer).await?;
     let counted = Counted { sql, consumer, streams: &streams, offsets: &offsets };

@@ -58,20 +58,20 @@ fn murmur2(data: &[u8]) -> u32 {
 
 /// What one producer knows of the partitions that it writes to.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
-    topics: Mutex<HashMap<String, Arc<TopicLanes>>>,
+pub(crate) struct OpenPartitions {
+    topics: Mutex<HashMap<String, Arc<OpenInTopic>>>,
     /// Held by the call that opens partitions, until they are.
     pub(crate) opening: tokio::sync::Mutex<()>,
 }
 
-impl Lanes {
-    pub(crate) fn of(&self, topic: &str) -> Arc<TopicLanes> {
+impl OpenPartitions {
+    pub(crate) fn of(&self, topic: &str) -> Arc<OpenInTopic> {
         let mut topics = lock(&self.topics);
-        if let Some(lanes) = topics.get(topic) {
-            return lanes.clone();
+        if let Some(open) = topics.get(topic) {
+            return open.clone();
         }
         if topics.len() >= TOPICS {
-            topics.retain(|_, lanes| Arc::strong_count(lanes) > 1 || lanes.has_open());
+            topics.retain(|_, open| Arc::strong_count(open) > 1 || open.has_open());
         }
         topics.entry(topic.to_owned()).or_default().clone()
     }
@@ -79,7 +79,7 @@ impl Lanes {
 
 /// The partitions of one topic.
 #[derive(Debug, Default)]
-pub(crate) struct TopicLanes(Mutex<Vec<Option<Last>>>);
+pub(crate) struct OpenInTopic(Mutex<Vec<Option<Last>>>);
 
 /// What to make of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,11 +100,11 @@ struct Last {
     spoiled: bool,
 }
 
-impl TopicLanes {
+impl OpenInTopic {
     /// Whether the broker knows the producer here, so that it refuses a gap.
     pub(crate) fn is_open(&self, partition: i32) -> bool {
-        let lanes = lock(&self.0);
-        let last = usize::try_from(partition).ok().and_then(|at| lanes.get(at).copied().flatten());
+        let partitions = lock(&self.0);
+        let last = usize::try_from(partition).ok().and_then(|at| partitions.get(at).copied().flatten());
         last.is_some_and(|last| !last.spoiled && last.at.elapsed() < OPEN_FOR)
     }
 
@@ -116,13 +116,13 @@ impl TopicLanes {
     /// Takes note of a report in the order in which librdkafka makes them; whether it can be believed.
     pub(crate) fn acknowledged(&self, partition: i32, offset: i64) -> Acknowledged {
         let Ok(at) = usize::try_from(partition) else { return Acknowledged::Impossible };
-        let mut lanes = lock(&self.0);
-        if lanes.len() <= at {
-            lanes.resize(at + 1, None);
+        let mut partitions = lock(&self.0);
+        if partitions.len() <= at {
+            partitions.resize(at + 1, None);
         }
-        let last = lanes[at].unwrap_or(Last { offset: -1, at: Instant::now(), spoiled: false });
+        let last = partitions[at].unwrap_or(Last { offset: -1, at: Instant::now(), spoiled: false });
         let spoiled = last.spoiled || offset <= last.offset;
-        lanes[at] = Some(Last { offset: offset.max(last.offset), at: Instant::now(), spoiled });
+        partitions[at] = Some(Last { offset: offset.max(last.offset), at: Instant::now(), spoiled });
         match (last.spoiled, spoiled) {
             (true, _) => Acknowledged::Doubted,
             (false, true) => Acknowledged::Impossible,
@@ -155,12 +155,17 @@ mod tests {
 
     #[test]
     fn a_partition_is_open_once_it_has_acknowledged() {
-        let lanes = Lanes::default();
-        let topic = lanes.of("t");
+        let open_partitions = OpenPartitions::default();
+        let topic = open_partitions.of("t");
         assert!(!topic.is_open(3));
         assert_eq!(topic.acknowledged(3, 0), Acknowledged::Believed);
-        assert!(lanes.of("t").is_open(3) && !topic.is_open(2) && !topic.is_open(4) && !topic.is_open(-1));
-        assert!(!lanes.of("u").is_open(3));
+        assert!(
+            open_partitions.of("t").is_open(3)
+                && !topic.is_open(2)
+                && !topic.is_open(4)
+                && !topic.is_open(-1)
+        );
+        assert!(!open_partitions.of("u").is_open(3));
     }
 
     /// librdkafka gives the messages of a request that it believes to be there already no offset, or -1 and counts on
@@ -168,7 +173,7 @@ mod tests {
     #[test]
     fn offsets_that_do_not_rise_are_not_believed() {
         for reported in [[-1_001, -1_001, -1_001], [-1, 0, 1], [9, 10, 11], [-1, 50, 51]] {
-            let topic = TopicLanes::default();
+            let topic = OpenInTopic::default();
             assert!((0..10).all(|offset| topic.acknowledged(0, offset) == Acknowledged::Believed));
             let [first, rest @ ..] = reported.map(|offset| topic.acknowledged(0, offset));
             assert_eq!((first, rest), (Acknowledged::Impossible, [Acknowledged::Doubted; 2]), "{reported:?}");
