@@ -1,4 +1,4 @@
-//! The producer: how it is made, what it says of itself, and when it is replaced.
+//! The producer: how it is made, what it reports, and when it is replaced.
 //!
 //! librdkafka retries for as long as it lives, in order, and with `enable.gapless.guarantee` a message that cannot
 //! be delivered ends the producer rather than let the next one overtake it. So a producer is used until it has
@@ -300,7 +300,7 @@ impl Client {
         self.batch_bytes.store(after, Ordering::Relaxed);
         tracing::warn!(
             target: "airtight::kafka",
-            "the broker refuses a batch of messages that it takes one by one; sending batches of {after} bytes from now on (its `max.message.bytes` is lower than `batch.size`)"
+            "the broker refuses a batch of messages that it accepts one by one: its `max.message.bytes` is lower than `batch.size`. The sink sends batches of {after} bytes from now on"
         );
     }
 

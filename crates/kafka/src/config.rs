@@ -195,7 +195,7 @@ impl KafkaConfig {
                 return Err(bad(
                     key,
                     format!(
-                        "is {set}, less than the {least} that the relay may have under way: remove it, or raise it"
+                        "is {set}, less than the {least} that the relay may have under way: remove the setting, or raise it"
                     ),
                 ));
             }
@@ -211,7 +211,7 @@ impl KafkaConfig {
             return Err(bad("compression", what));
         }
         if self.timeout.is_zero() {
-            return Err(bad("timeout", "must be longer than nothing"));
+            return Err(bad("timeout", "must be longer than zero"));
         }
         self.check_queue()?;
         let (batch_bytes, max_bytes) = (batch_bytes.to_string(), self.max_message_bytes.to_string());
@@ -308,9 +308,9 @@ mod tests {
     fn a_wrong_config_is_refused_with_the_key_and_without_secrets() {
         for (url, expected) in [
             ("kafka:/hunter2", "has no `://`"),
-            ("http://h:1", "begins with kafka://"),
-            ("kafka://", "names brokers as host:port"),
-            ("kafka://h:hunter2", "names brokers as host:port"),
+            ("http://h:1", "must begin with kafka://"),
+            ("kafka://", "must name brokers as host:port"),
+            ("kafka://h:hunter2", "must name brokers as host:port"),
             ("kafka://h:1/{nope}", "unknown field `{nope}`"),
             ("kafka://h:1?topc=x", "`topc` is not a setting"),
             ("kafka://h:1?format=xml", "unknown format `xml`"),

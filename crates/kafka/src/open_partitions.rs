@@ -1,18 +1,20 @@
-//! Partitions, and what a producer may do in each of them.
+//! Which partitions are open to a producer.
 //!
 //! A broker appends a producer's requests to a partition in the order of their numbers and refuses a gap. There is one
-//! hole in that: a broker that knows nothing of a producer yet takes any number for its first. With two requests on their
-//! way to a partition that is new, it may refuse the first for a moment and take the second; when the first comes again,
-//! its number is behind, which means "I have that already", and librdkafka reports it as delivered: lost. Seen with topics
-//! that had just been made, 1 to 3 messages of 480, on a busy machine.
+//! exception: a broker that does not know a producer yet accepts any number as its first. With two requests under way to a
+//! new partition, the broker may refuse the first for a moment and accept the second. When the first is sent again, its
+//! number is lower than the broker expects, so the broker answers that it has the request already, and librdkafka reports
+//! the messages as delivered: they are lost. This was observed with topics that had just been created, for 1 to 3 messages
+//! of 480, on a busy machine.
 //!
-//! So a partition is *open* to a producer once it has acknowledged something, and as long as that is not too long ago: a
-//! broker forgets producers that are silent (`producer.id.expiration.ms`, a day). To one that is not open, a single
-//! message is sent, by a single call, and nothing behind it until it is acknowledged. For that we must know where a
-//! message goes before librdkafka does, so the partition of a key is computed here, as Java's clients do.
+//! So a partition is *open* to a producer once it has acknowledged a message of the producer, and not too long ago: a
+//! broker forgets producers that are silent (`producer.id.expiration.ms`, a day). To a partition that is not open, one call
+//! sends one message, and no other message follows until this one is acknowledged. For that, the sink must know the
+//! partition of a message before librdkafka does, so it computes the partition of a key here, as Java's clients do.
 //!
-//! And should all of this be wrong one day: acknowledgements of a partition come with rising offsets, and what librdkafka
-//! only believes to be there has none. Such a report is not believed, and none of that partition after it.
+//! There is a second check, in case this reasoning is wrong. Acknowledgements of a partition come with rising offsets. A
+//! message that librdkafka only assumes to be stored has no offset. The sink does not believe such a report, nor any later
+//! report about that partition.
 
 use std::{
     collections::HashMap,
@@ -22,13 +24,13 @@ use std::{
 
 use crate::client::lock;
 
-/// How many topics are remembered, but for those that are written to now.
+/// How many topics are remembered, besides those that are in use.
 const TOPICS: usize = 10_000;
 
-/// How long a partition stays open without an acknowledgement. Less than any broker is set to.
+/// How long a partition stays open without an acknowledgement. Shorter than any broker's setting.
 const OPEN_FOR: Duration = Duration::from_secs(300);
 
-/// The partition of a key, of so many, where Java's clients put it.
+/// The partition that Java's clients choose for a key.
 pub(crate) fn partition_of(key: &[u8], partitions: i32) -> i32 {
     let positive = (murmur2(key) & 0x7fff_ffff).cast_signed();
     positive % partitions.max(1)
@@ -56,11 +58,11 @@ fn murmur2(data: &[u8]) -> u32 {
     hash ^ (hash >> 15)
 }
 
-/// What one producer knows of the partitions that it writes to.
+/// The partitions that are open to one producer.
 #[derive(Debug, Default)]
 pub(crate) struct OpenPartitions {
     topics: Mutex<HashMap<String, Arc<OpenInTopic>>>,
-    /// Held by the call that opens partitions, until they are.
+    /// Held by the call that opens partitions, until they are open.
     pub(crate) opening: tokio::sync::Mutex<()>,
 }
 
@@ -77,26 +79,26 @@ impl OpenPartitions {
     }
 }
 
-/// The partitions of one topic.
+/// The open partitions of one topic.
 #[derive(Debug, Default)]
 pub(crate) struct OpenInTopic(Mutex<Vec<Option<Last>>>);
 
-/// What to make of a report.
+/// Whether a report of an acknowledgement can be true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acknowledged {
     Believed,
-    /// The first of its partition that cannot be.
+    /// The first report of its partition that cannot be true.
     Impossible,
-    /// One after that.
+    /// A report after an impossible one.
     Doubted,
 }
 
-/// The last that a partition has acknowledged.
+/// The last acknowledgement of a partition.
 #[derive(Debug, Clone, Copy)]
 struct Last {
     offset: i64,
     at: Instant,
-    /// Something was reported that cannot be.
+    /// An impossible report has been received.
     spoiled: bool,
 }
 
@@ -108,12 +110,12 @@ impl OpenInTopic {
         last.is_some_and(|last| !last.spoiled && last.at.elapsed() < OPEN_FOR)
     }
 
-    /// Whether any of them is.
+    /// Whether any partition is open.
     fn has_open(&self) -> bool {
         lock(&self.0).iter().flatten().any(|last| last.spoiled || last.at.elapsed() < OPEN_FOR)
     }
 
-    /// Takes note of a report in the order in which librdkafka makes them; whether it can be believed.
+    /// Records a report, in the order in which librdkafka makes them. Returns whether it can be true.
     pub(crate) fn acknowledged(&self, partition: i32, offset: i64) -> Acknowledged {
         let Ok(at) = usize::try_from(partition) else { return Acknowledged::Impossible };
         let mut partitions = lock(&self.0);

@@ -1,4 +1,4 @@
-//! The sink: a batch pipelined, each event answered for, what is delivered a prefix per key.
+//! The sink: it pipelines a batch, reports an outcome for each event, and delivers a prefix per key.
 //!
 //! # Why the prefix holds
 //!
@@ -514,12 +514,14 @@ impl Call<'_> {
             (KafkaCode::UnknownPartition, None) => {
                 self.sink.client.fate(topic, code);
                 let message =
-                    format!("the number of partitions of topic `{topic}` has changed: looking again");
+                    format!("the number of partitions of topic `{topic}` has changed; it is looked up again");
                 Ok(Fate::Away(Error::unavailable(Code::NO_PARTITION, message)))
             }
             (KafkaCode::UnknownPartition, Some(partition)) => Ok(Fate::MayBeTheCause(Error::permanent(
                 Code::NO_PARTITION,
-                format!("the event asks for partition {partition} of topic `{topic}`, which has no such one"),
+                format!(
+                    "the event asks for partition {partition} of topic `{topic}`, which the topic does not have"
+                ),
             ))),
             _ => Ok(self.sink.client.fate(topic, code)),
         }
@@ -583,7 +585,7 @@ impl Call<'_> {
         if !self.away && self.unresolved().next().is_some() {
             self.give_up(&Error::unavailable(
                 Code::CLIENT_ENDED,
-                format!("Kafka's client at {} has ended again and again", self.sink.client.brokers()),
+                format!("the Kafka client for {} has ended repeatedly", self.sink.client.brokers()),
             ));
         }
         for chain in self.chains.iter() {
@@ -594,7 +596,7 @@ impl Call<'_> {
                     tracing::error!(
                         target: "airtight::kafka",
                         event_id = self.batch[*at].event.id,
-                        "an event was acknowledged though an earlier one of its key was not"
+                        "an event was acknowledged although an earlier event of its key was not"
                     );
                 }
                 if !is_prefix {

@@ -1,4 +1,4 @@
-//! Where the events of a batch go: topics and partitions, and what is wrong with those that cannot be written to.
+//! The target of each event of a batch: its topic and partition, and why a topic cannot be written to.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::{encode::Address, open_partitions::partition_of, sink::KafkaSink};
 
 impl KafkaSink {
-    /// Where the events of a batch go, each looked at once.
+    /// The targets of a batch. Each topic is looked up once.
     pub(crate) async fn targets<'a>(
         &'a self,
         batch: &'a [Delivery],
@@ -91,16 +91,16 @@ fn enter(topics: &mut Vec<Topic>, name: &str) -> usize {
     })
 }
 
-/// Where one event goes.
+/// The target of one event.
 pub(crate) struct Target<'a> {
     pub(crate) topic: usize,
-    /// None where only librdkafka knows.
+    /// None if only librdkafka knows.
     pub(crate) partition: Option<i32>,
     pub(crate) address: Address<'a>,
 }
 
 impl Target<'_> {
-    /// Whether the two keep their order once the broker knows the producer: both go to one partition.
+    /// Whether two events keep their order once the broker knows the producer: both go to one partition.
     pub(crate) fn keeps_order_with(&self, other: &Self) -> bool {
         let (own, others) = (self.address.key.as_deref(), other.address.key.as_deref());
         self.topic == other.topic

@@ -1,5 +1,5 @@
-//! What is known of topics: that they are there, how many partitions they have, how large a message may be, and which of
-//! them cannot be written to while others can.
+//! What the sink knows about topics: which exist, how many partitions they have, how large a message may be, and which
+//! topics cannot be written to while others can.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,18 +31,18 @@ const KNOWN_TOPICS: usize = 10_000;
 /// do so after this.
 const BELIEVED: Duration = Duration::from_secs(30);
 
-/// A topic that exists.
+/// What is remembered about a topic that exists.
 #[derive(Debug, Clone, Copy)]
 struct CachedTopic {
     partitions: i32,
     since: Instant,
 }
 
-/// What was found of a topic.
+/// The result of looking up a topic.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) partitions: i32,
-    /// Whether that is the cluster's own word, or was until lately.
+    /// Whether the cluster said so, now or a short time ago.
     pub(crate) answered: bool,
 }
 
@@ -54,7 +54,7 @@ struct TopicDescription {
     weakest: (i32, usize, usize),
 }
 
-/// What a client remembers of topics.
+/// What a client remembers about topics.
 #[derive(Debug, Default)]
 pub(crate) struct Topics {
     known: Mutex<HashMap<String, CachedTopic>>,

@@ -17,7 +17,7 @@ pub(crate) const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ','now')";
 /// The retry time of an event that is held back behind another: never due by itself.
 pub(crate) const HELD: &str = "9999-12-31T00:00:00.000Z";
 
-/// How a statement changes one thing about a row.
+/// A field of a row that statements change. It is kept in the table or in the side table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowField {
     Count,
@@ -358,7 +358,7 @@ impl Sql {
         let mut own: Vec<(String, String)> = Vec::new();
         let mut side: Vec<(&str, &str)> = Vec::new();
         for (field, value) in set {
-            match self.kept(*field) {
+            match self.storage(*field) {
                 Kept::Table(name) => own.push((quote(name), (*value).to_owned())),
                 Kept::Side(name) => side.push((name, value)),
                 Kept::Nowhere => {}
@@ -411,7 +411,7 @@ impl Sql {
         })
     }
 
-    fn kept(&self, field: RowField) -> Kept<'_> {
+    fn storage(&self, field: RowField) -> Kept<'_> {
         let spec = &self.spec;
         let (name, side) = match field {
             RowField::Count => (spec.count_column(), "attempts"),

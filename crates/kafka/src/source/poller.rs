@@ -1,12 +1,12 @@
-//! The thread that everything happens on that concerns the consumer: polling, rebalances, commits, leaving.
+//! The thread that does everything with the consumer: it polls, rebalances, commits and leaves the group.
 //!
 //! One thread for all of it is what keeps offsets safe. librdkafka calls back for a rebalance from inside `poll`, and
-//! the group goes on only after the callback has returned; commits are made on this thread too, and awaited. So no
+//! the group continues only after the callback has returned; commits are made on this thread too, and awaited. So no
 //! commit is under way while partitions change hands, and each one goes out as the member and generation that owns
 //! what it is about. A broker that has meanwhile given the partitions to others knows neither, and refuses it.
 //!
-//! It polls all the time, also when there is no room: partitions are paused then. So a slow handler never costs the
-//! membership.
+//! The thread polls all the time, even when the buffers are full: then it pauses partitions. So a slow handler never costs
+//! the process its membership in the group.
 
 use std::{
     sync::{
@@ -129,14 +129,14 @@ impl ConsumerContext for SourceContext {
         let topic_partitions = topic_partitions(list);
         let is_incremental = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
         let done = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
-            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "takes up {}", names(&topic_partitions));
+            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "the group assigned {}", names(&topic_partitions));
             self.0.take_up(consumer, list);
             let assigned =
                 if is_incremental { consumer.incremental_assign(list) } else { consumer.assign(list) };
             // librdkafka remembers that a partition was paused when it went, and would leave it so.
             assigned.and_then(|()| consumer.resume(list))
         } else {
-            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "gives up {}", names(&topic_partitions));
+            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "the group revoked {}", names(&topic_partitions));
             self.0.give_up(consumer, &topic_partitions);
             if is_incremental { consumer.incremental_unassign(list) } else { consumer.unassign() }
         };
@@ -158,7 +158,7 @@ impl Shared {
             match self.positions(consumer, list) {
                 Ok(begin) => break begin,
                 Err(error) if self.is_stopping() || consumer.assignment_lost() => {
-                    tracing::debug!(target: "airtight::kafka", %error, "the offsets are not known, nor needed any more");
+                    tracing::debug!(target: "airtight::kafka", %error, "the offsets could not be read, and are no longer needed");
                     // A rebalance takes these away again; until then nothing of them is taken in.
                     drop(list.set_all_offsets(Offset::End));
                     return;
@@ -210,7 +210,7 @@ impl Shared {
         Ok(begin)
     }
 
-    /// Partitions go to others: what is being handled is waited for, then committed, then no longer ours.
+    /// Partitions go to other members: waits for what is being handled, commits it, then gives the partitions up.
     fn give_up(&self, consumer: &KafkaConsumer, topic_partitions: &[TopicPartition]) {
         let mut track = self.track();
         track.leave(topic_partitions);
@@ -261,7 +261,7 @@ impl Shared {
                 | KafkaCode::FencedMemberEpoch
                 | KafkaCode::StaleMemberEpoch),
             )) => {
-                tracing::warn!(target: "airtight::kafka", group = self.config.group, %code, "offsets refused: these events come again");
+                tracing::warn!(target: "airtight::kafka", group = self.config.group, %code, "Kafka refused the offsets: these events are read again");
                 true
             }
             Err(error) => {
@@ -366,26 +366,26 @@ fn complain(shared: &Shared, consumer: &KafkaConsumer, error: &KafkaError) {
         _ if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
             let fatal = Error::permanent(
                 Code::SERVER_ERROR,
-                format!("Kafka has ended the membership in group `{group}`: {error}"),
+                format!("Kafka has ended this member of group `{group}`: {error}"),
             );
             shared.track().failed.get_or_insert(fatal);
         }
         // The rebalance that follows says it all.
         KafkaCode::PollExceeded => {
-            tracing::warn!(target: "airtight::kafka", "this process slept past `max.poll.interval.ms`");
+            tracing::warn!(target: "airtight::kafka", "this process did not poll for longer than `max.poll.interval.ms`");
         }
         KafkaCode::GroupAuthorizationFailed => {
-            let message = format!(
-                "Kafka at {brokers} does not let this user read as group `{group}`: grant Read on it"
-            );
-            shared.track().trouble = Some(Error::unavailable(Code::NOT_PERMITTED, message));
+            let message = format!("Kafka at {brokers} does not let this user read as group `{group}`");
+            let error = Error::unavailable(Code::NOT_PERMITTED, message)
+                .with_remedy(format!("grant the user Read on group `{group}`"));
+            shared.track().trouble = Some(error);
         }
         KafkaCode::TopicAuthorizationFailed => {
             let topics = shared.config.subscription().join("`, `");
-            let message = format!(
-                "Kafka at {brokers} does not let this user read from `{topics}`: grant Read and Describe"
-            );
-            shared.track().trouble = Some(Error::unavailable(Code::NOT_PERMITTED, message));
+            let message = format!("Kafka at {brokers} does not let this user read from `{topics}`");
+            let error = Error::unavailable(Code::NOT_PERMITTED, message)
+                .with_remedy("grant the user Read and Describe on these topics");
+            shared.track().trouble = Some(error);
         }
         KafkaCode::UnknownTopicOrPartition | KafkaCode::UnknownTopic | KafkaCode::UnknownPartition => {
             let topics = shared.config.subscription().join("`, `");
@@ -400,7 +400,7 @@ fn complain(shared: &Shared, consumer: &KafkaConsumer, error: &KafkaError) {
     shared.news.notify_one();
 }
 
-/// The error of a place that is no longer there, with the place.
+/// The error for offsets that no longer exist, with the offsets.
 fn gone(shared: &Shared, consumer: &KafkaConsumer) -> Error {
     let group = &shared.config.group;
     let positions = shared.track().positions();
@@ -408,22 +408,25 @@ fn gone(shared: &Shared, consumer: &KafkaConsumer) -> Error {
     for (TopicPartition { topic, partition }, offset) in positions {
         match consumer.fetch_watermarks(&topic, partition, ASK) {
             Ok((first, _)) if offset < first => lost.push(format!(
-                "{topic}/{partition} stands at offset {offset}, and the oldest message is {first}: {} are gone",
+                "{topic}/{partition} is at offset {offset}, and the oldest message is {first}: {} are gone",
                 first - offset
             )),
             Ok((_, end)) if offset > end => lost.push(format!(
-                "{topic}/{partition} stands at offset {offset}, and the topic ends at {end}: was it created anew?"
+                "{topic}/{partition} is at offset {offset}, and the topic ends at {end}: it may have been deleted and created again"
             )),
             _ => {}
         }
     }
-    let what = if lost.is_empty() { "it cannot be told which".to_owned() } else { lost.join("; ") };
+    let what = if lost.is_empty() { "which messages is not known".to_owned() } else { lost.join("; ") };
     Error::permanent(
         Code::BEHIND_RETENTION,
         format!(
-            "messages that group `{group}` has not read are gone, most likely by the topic's retention: {what}. Nothing is skipped by itself: see what is missing, then move the group (kafka-consumer-groups --group {group} --reset-offsets --to-earliest --execute --topic …) and start again"
+            "messages that group `{group}` has not read are gone, most likely because of the topic's retention: {what}. The source does not skip them by itself"
         ),
     )
+    .with_remedy(format!(
+        "find out what is missing, then move the group (kafka-consumer-groups --group {group} --reset-offsets --to-earliest --execute --topic …) and start again"
+    ))
 }
 
 fn topic_partitions(list: &TopicPartitionList) -> Vec<TopicPartition> {

@@ -1,11 +1,11 @@
-//! What this member knows of its partitions: what is read, handed out, waiting and settled. No I/O in here.
+//! What this member knows about its partitions: what is read, handed out, waiting and settled. It does no I/O.
 //!
 //! A partition's offset is its first unsettled event, or, with none, the place behind the last one that was read. So
 //! it moves over a settled prefix only, and events that are settled out of order cost no memory.
 //!
 //! An unsettled event is in exactly one of four places: `ready` to be handed out, `out`, `waiting` for its next
 //! attempt, or `behind` an event of its key that is to be tried again. Each time a partition is taken up it has a new
-//! `load`: what was handed out under a former one is no longer ours, even if the partition has come back.
+//! `load`: events that were handed out under an earlier `load` no longer belong to this member, even if the partition has come back.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -86,9 +86,9 @@ impl GroupTracker {
         }
     }
 
-    /// Where a partition goes on that is committed at this offset: there, or, if this process had it before and has
-    /// settled more of it than it could commit, behind that. Those events are done, whoever had the partition since.
-    /// An offset that has gone back meanwhile was set by somebody who wants them again.
+    /// Where to continue in a partition that is committed at this offset: at the offset; or, if this process had the partition
+    /// before and settled more of it than it could commit, after what it settled. Those events are done, whichever member
+    /// had the partition since. An offset that has gone back in the meantime was set on purpose, to read the events again.
     pub(super) fn resume_at(&self, topic_partition: &TopicPartition, committed: i64) -> i64 {
         let lost = self.lost.get(topic_partition).filter(|lost| committed >= lost.committed);
         lost.map_or(committed, |lost| lost.offset.max(committed))
@@ -148,7 +148,7 @@ impl GroupTracker {
         self.partitions.keys().cloned().collect()
     }
 
-    /// A place, without an allocation for each message.
+    /// A topic and partition, without an allocation for each message.
     pub(super) fn topic_partition(&mut self, topic: &str, partition: i32) -> TopicPartition {
         let known = self.topics.iter().find(|known| &***known == topic);
         let topic = known.cloned().unwrap_or_else(|| {
@@ -454,9 +454,12 @@ fn halted(origin: &Origin, error: &Error) -> Error {
     Error::permanent(
         Code::NO_DEAD_LETTER_TOPIC,
         format!(
-            "the event at {topic}/{partition}/{offset} cannot be handled ({}: {error}), and there is no dead-letter topic to put it aside: set `dead_letter_topic`, or mend what is wrong, or move the group's offset past it by hand",
+            "the event at {topic}/{partition}/{offset} cannot be handled ({}: {error}), and there is no dead-letter topic for it",
             error.code()
         ),
+    )
+    .with_remedy(
+        "set `dead_letter_topic`, or remove the cause, or move the group's offset past the event with kafka-consumer-groups",
     )
 }
 
