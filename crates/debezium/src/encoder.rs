@@ -1,4 +1,4 @@
-//! The router and the converters in one: from an event to a record.
+//! The router and the converters: they turn an event into a record.
 
 use std::{borrow::Cow, sync::Arc};
 

@@ -141,8 +141,8 @@ impl ProducerContext for SinkContext {
                         tracing::warn!(
                             target: "airtight::kafka",
                             topic = message.topic(), partition = message.partition(), offset = message.offset(),
-                            "a message was reported as delivered at an offset that was there before, as after a topic was \
-                             deleted and made anew; sending it and those behind it again"
+                            "a message was reported as delivered at an offset that was reported before, as after a topic was \
+                             deleted and created again; the sink sends it and the messages after it again"
                         );
                     }
                     Some(KafkaCode::OutOfOrderSequenceNumber)

@@ -99,7 +99,7 @@ impl Client {
         &self.config
     }
 
-    /// The connection, made anew if there is none.
+    /// The connection; a new one if there is none.
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>> {
         let asked = Instant::now();
         if let Some(connection) = self.connected() {

@@ -42,7 +42,7 @@
 //! | over the server's `max_payload`, the stream's `max_msg_size`, or 64 KiB of headers | permanent | `too_large` |
 //! | this subject is full (`discard_new_per_subject`) | retryable | `subject_full` |
 //! | JetStream is busy, or refuses for a reason that airtight does not know | retryable | `busy`, `server_error` |
-//! | no connection: refused, no greeting in time, no such host, TLS | unavailable | `unreachable` |
+//! | no connection: refused, no greeting in time, no such host; TLS fails | unavailable | `unreachable`, `tls` |
 //! | the server on the port does not speak NATS | unavailable | `wrong_protocol` |
 //! | the connection broke while an answer was due | unavailable | `connection_lost` |
 //! | wrong or missing credentials | unavailable | `credentials` |

@@ -1,4 +1,4 @@
-//! What an operator does: migrate, retry, discard, prune. What an operator asks is in `inspect`.
+//! Changes by operators: migrate, retry, discard, prune. Reads for operators are in `inspect`.
 
 use std::time::Duration;
 

@@ -15,17 +15,17 @@ use crate::{
     sql::{HELD, Sql},
 };
 
-/// A row's place in the outbox's order: its seq, or when it was written and its identity.
+/// The key that orders the rows of an outbox: the seq, or the time of writing and the identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct OrderKey(i64, String, Option<RowKey>);
 
 impl OrderKey {
-    /// The place of a seq.
+    /// The order key of a seq.
     pub(crate) fn seq(seq: i64) -> Self {
         Self(seq, String::new(), None)
     }
 
-    /// Reads the three columns of `Sql::place`, starting at `at`.
+    /// Reads the three columns of `Sql::order_key`, starting at `at`.
     pub(crate) fn read(row: &SqliteRow, at: usize) -> Result<Self> {
         match row.try_get::<Option<i64>, _>(at).map_err(db)? {
             Some(seq) => Ok(Self::seq(seq)),

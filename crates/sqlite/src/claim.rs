@@ -1,13 +1,13 @@
-//! Which rows may go out.
+//! Which rows may be claimed.
 //!
-//! A claim is one immediate transaction: nobody else writes while it looks, so it can look first, decide in
+//! A claim is one immediate transaction: no other connection writes while it runs, so it can read first, decide in
 //! Rust, and then write. It reads two kinds of candidates, those never held up (*hot*, in seq order) and those
 //! whose retry time has come (*due*), without their payloads; walks them in seq order; and reads the payloads
 //! of what it took.
 //!
 //! With order, the walk keeps three rules. A candidate behind an earlier event of its key that waits is held
-//! back, unless that one goes out in this very batch. An event that may crash relays is left to a claim of its
-//! own. And the walk never passes a place up to which it has not seen every candidate.
+//! back, unless that earlier event is in the same batch. An event that may crash relays is claimed alone. And the walk
+//! never goes past a row before which it may have missed a candidate.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -169,7 +169,7 @@ impl<'a> Claim<'a> {
 
     // --- candidates -------------------------------------------------------------------------------------
 
-    /// Stores the hashes of keys that came by a plain INSERT. Returns the first place without one, which no
+    /// Stores the hashes of keys that came by a plain INSERT. Returns the first order key without one, which no
     /// claim may pass: a later event of that key may have its hash already.
     async fn hash_keys(&self, conn: &mut SqliteConnection) -> Result<Option<OrderKey>> {
         let sql = self.sql;

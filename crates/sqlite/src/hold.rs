@@ -1,8 +1,8 @@
 //! Freeing events that were held back.
 //!
-//! An event is held while an earlier one of its key waits for a retry, or, if its relay wants that, is dead. It
-//! then stands in an index of its own, so that neither claims nor other keys meet it. Nothing tells when it is
-//! free; relays look, after a settle that may have freed something and with every heartbeat, key by key.
+//! An event is held while an earlier event of its key waits for a retry, or is dead and the relay blocks keys on dead
+//! events. Held events are in a separate index, so claims and other keys do not read them. There is no notification when
+//! an event becomes free: relays look key by key, after a settle that may have freed events and with every heartbeat.
 
 use std::collections::HashSet;
 

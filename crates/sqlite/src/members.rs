@@ -1,7 +1,7 @@
-//! Who is there and who owns which partition, for relays of a queue and of a log alike.
+//! Which relays are members and which partitions each owns, for queues and logs.
 //!
-//! Every verb is one immediate transaction, and SQLite has one writer at a time. So evicting a relay waits for
-//! what it has under way, and whatever it tries after that finds it gone.
+//! Every operation is one immediate transaction, and SQLite has one writer at a time. So evicting a relay waits for its
+//! transaction under way, and every later transaction of the relay finds that it was evicted.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The verbs of [`QueueStore`]; those that relays of a log share are in `members`.
+//! The methods of [`QueueStore`]; those that relays of a log share are in `members`.
 
 use std::time::Duration;
 

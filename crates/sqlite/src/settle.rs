@@ -1,7 +1,7 @@
-//! What became of claimed rows.
+//! Stores the verdicts on claimed rows.
 //!
-//! One immediate transaction: it looks which rows are still held under the token they were claimed with, then
-//! changes those, a statement per kind of verdict. Nothing can come between the look and the change.
+//! A settle is one immediate transaction. It reads which rows still have the token that they were claimed with, then
+//! changes those rows, with one statement per kind of verdict. No other write can come in between.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -130,7 +130,7 @@ impl Sql {
         }
     }
 
-    /// Three columns that give a row its place: see `candidate::OrderKey`.
+    /// The three columns of a row's order key: see `candidate::OrderKey`.
     pub(crate) fn order_key(&self, a: &str) -> String {
         match self.seq(a) {
             Some(seq) if self.canonical => format!("{seq}, NULL, {}", self.identity(a)),

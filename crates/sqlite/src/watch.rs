@@ -1,7 +1,7 @@
-//! When an idle relay looks again: as soon as another connection has committed.
+//! Wakes an idle relay as soon as another connection has committed.
 //!
-//! SQLite tells nobody of a commit. A connection of its own asks for `data_version`, which changes with the
-//! commits of others; and looks at the write-ahead log first, which is cheaper still.
+//! SQLite does not notify other connections of a commit. A separate connection reads `data_version`, which changes with
+//! the commits of others. Before that it looks at the write-ahead log, which is cheaper still.
 
 use std::time::Duration;
 
@@ -48,11 +48,11 @@ impl CommitWatcher {
 
     /// Returns after a commit, or after `at_most`.
     pub(crate) async fn wait(&self, at_most: Duration) {
-        // Nobody to tell: at the end of the time it returns all the same.
+        // A timeout is no error: the call returns either way.
         let _ = tokio::time::timeout(at_most, self.wait_for_commit()).await;
     }
 
-    /// Whether anybody has committed since the last call. The first call says yes: nobody looked before.
+    /// Whether another connection has committed since the last call. The first call returns true.
     async fn committed(&self) -> bool {
         let mut guard = self.watch.lock().await;
         if guard.is_none() {

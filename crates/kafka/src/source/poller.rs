@@ -417,7 +417,7 @@ fn gone(shared: &Shared, consumer: &KafkaConsumer) -> Error {
             _ => {}
         }
     }
-    let what = if lost.is_empty() { "which messages is not known".to_owned() } else { lost.join("; ") };
+    let what = if lost.is_empty() { "it is not known which".to_owned() } else { lost.join("; ") };
     Error::permanent(
         Code::BEHIND_RETENTION,
         format!(

@@ -1,4 +1,4 @@
-//! What an operator does with consumers and parked events.
+//! Changes by operators to consumers and parked events.
 
 use std::{collections::BTreeSet, time::Duration};
 
