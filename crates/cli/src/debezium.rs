@@ -4,7 +4,7 @@ use std::path::Path;
 
 use airtight::{
     Code, Error, Policy,
-    debezium::{Converters, FORMAT, Place, connector::ConnectorConfig},
+    debezium::{Converters, FORMAT, Placement, connector::ConnectorConfig},
     kafka::KafkaConfig,
     postgres::{CdcOptions, Snapshot},
     table::{Field, PayloadKind, TableSpec},
@@ -218,7 +218,8 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
         ("route.by.field", &router.route_by),
     ];
     needed.extend(optional.into_iter().filter_map(|(option, column)| Some((option, column.as_ref()?))));
-    let placed = router.additional.iter().filter(|of| router.error_on_missing || of.place == Place::Envelope);
+    let placed =
+        router.additional.iter().filter(|of| router.error_on_missing || of.placement == Placement::Envelope);
     needed.extend(placed.map(|of| ("table.fields.additional.placement", &of.column)));
     let bad = |message: String| Err(Error::permanent(Code::BAD_COLUMN, message));
     // Debezium's task ends over the first row that lacks one; here all rows would be dead.
@@ -227,7 +228,7 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
             return bad(format!("{table} has no column `{column}`, which `{option}` names"));
         }
     }
-    for of in router.additional.iter().filter(|of| of.place == Place::Partition) {
+    for of in router.additional.iter().filter(|of| of.placement == Placement::Partition) {
         if let Some(kind) = type_of(&of.column).filter(|kind| *kind != "int4") {
             return bad(format!("`{}` is of type {kind}, and a partition must be an int4", of.column));
         }

@@ -1,4 +1,4 @@
-//! The router and the converters in one: from an event to a record.
+//! The router and the converters: they turn an event into a record.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     expand::{self, Expanded},
     json,
-    options::{Additional, Converter, Converters, DebeziumOptions, Delegate, Place},
+    options::{Additional, Converter, Converters, DebeziumOptions, Delegate, Placement},
     route::RegexRoute,
     schema::{Kind, Schema, Value},
     temporal, text, value,
@@ -118,7 +118,7 @@ impl DebeziumEncoder {
         let by = self.text_of(event, &self.options.route_by, Role::Route)?;
         let (schema, key) = self.required(event, &self.options.event_key, Role::Key)?;
         let mut partition = None;
-        for additional in self.options.additional.iter().filter(|of| of.place == Place::Partition) {
+        for additional in self.options.additional.iter().filter(|of| of.placement == Placement::Partition) {
             partition = match self.additional(event, additional)? {
                 Some((schema, value)) => number(&additional.column, &schema, &value, event.row.is_none())?,
                 None => partition,
@@ -148,9 +148,9 @@ impl DebeziumEncoder {
 
         let (payload_schema, payload) = self.expanded(payload_schema, payload);
         let mut beside = Vec::new();
-        for additional in options.additional.iter().filter(|of| of.place != Place::Partition) {
+        for additional in options.additional.iter().filter(|of| of.placement != Placement::Partition) {
             let Some((schema, value)) = self.additional(event, additional)? else { continue };
-            if additional.place == Place::Envelope {
+            if additional.placement == Placement::Envelope {
                 beside.push((additional.alias.clone(), schema, value));
             } else {
                 let header = convert(self.converters.header, Some(&schema), &value)?;
@@ -171,7 +171,7 @@ impl DebeziumEncoder {
     /// A column that `fields.additional.placement` names; none where the table has none and that is no error.
     fn additional(&self, event: &Event, additional: &Additional) -> Result<Option<(Schema, Value)>> {
         let found = self.field(event, &additional.column, Role::Other)?;
-        if found.is_none() && (self.options.error_on_missing || additional.place == Place::Envelope) {
+        if found.is_none() && (self.options.error_on_missing || additional.placement == Placement::Envelope) {
             return Err(missing(&additional.column));
         }
         Ok(found)

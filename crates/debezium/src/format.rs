@@ -1,4 +1,4 @@
-//! The format `debezium` for sinks that have no more than a body and headers.
+//! The format `debezium` for sinks that have only a body and headers.
 
 use airtight_core::{
     Event, Format, Payload,

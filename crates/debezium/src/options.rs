@@ -85,14 +85,14 @@ pub struct Additional {
     /// Its name in the table.
     pub column: String,
     /// Where it goes.
-    pub place: Place,
+    pub placement: Placement,
     /// Its name there.
     pub alias: String,
 }
 
 /// Where a column goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Placement {
     /// A header.
     Header,
     /// A field beside the payload; the value is a structure then.
@@ -101,7 +101,7 @@ pub enum Place {
     Partition,
 }
 
-impl Place {
+impl Placement {
     const WORDS: [(&'static str, Self); 3] =
         [("header", Self::Header), ("envelope", Self::Envelope), ("partition", Self::Partition)];
 }
@@ -211,16 +211,16 @@ impl DebeziumOptions {
 
     /// Whether the value is a structure, with the payload as one of its fields.
     pub(super) fn has_envelope(&self) -> bool {
-        self.additional.iter().any(|additional| additional.place == Place::Envelope)
+        self.additional.iter().any(|additional| additional.placement == Placement::Envelope)
     }
 }
 
 fn placements(name: &str, value: &str) -> Result<Vec<Additional>> {
     let one = |text: &str| {
         let parts: Vec<&str> = text.split(':').map(str::trim).collect();
-        let (column, place, alias) = match parts[..] {
-            [column, place] => (column, place, column),
-            [column, place, alias] => (column, place, alias),
+        let (column, placement, alias) = match parts[..] {
+            [column, placement] => (column, placement, column),
+            [column, placement, alias] => (column, placement, alias),
             _ => {
                 let what = format!(
                     "must be a list like `type:header:eventType,tenant:envelope`, found `{}`",
@@ -229,18 +229,21 @@ fn placements(name: &str, value: &str) -> Result<Vec<Additional>> {
                 return Err(bad(name, what));
             }
         };
-        let place = one_of(name, &place.to_ascii_lowercase(), &Place::WORDS)?;
-        Ok(Additional { column: column.to_owned(), place, alias: alias.to_owned() })
+        let placement = one_of(name, &placement.to_ascii_lowercase(), &Placement::WORDS)?;
+        Ok(Additional { column: column.to_owned(), placement, alias: alias.to_owned() })
     };
     value.split(',').filter(|text| !text.trim().is_empty()).map(one).collect()
 }
 
 fn written(additional: &[Additional]) -> Option<String> {
     let one = |of: &Additional| {
-        let place = Place::WORDS.iter().find(|(_, place)| *place == of.place).map_or("", |(word, _)| word);
+        let placement = Placement::WORDS
+            .iter()
+            .find(|(_, placement)| *placement == of.placement)
+            .map_or("", |(word, _)| word);
         match of.alias == of.column {
-            true => format!("{}:{place}", of.column),
-            false => format!("{}:{place}:{}", of.column, of.alias),
+            true => format!("{}:{placement}", of.column),
+            false => format!("{}:{placement}:{}", of.column, of.alias),
         }
     };
     (!additional.is_empty()).then(|| additional.iter().map(one).collect::<Vec<_>>().join(","))

@@ -1,11 +1,11 @@
-//! Publishing straight to Kafka. Its name says what is missing.
+//! Publishing directly to Kafka, without an outbox and so without atomicity.
 
 use airtight_core::NonAtomicBus;
 
 use crate::KafkaSink;
 
-/// An [`airtight_core::EventBus`] for any transaction, none of which it asks: see [`NonAtomicBus`] for what a crash
-/// between the two writes does. With an outbox in the database, and a relay from there to Kafka, neither can happen.
+/// An [`airtight_core::EventBus`] for any type of transaction, which it ignores: see [`NonAtomicBus`] for what a crash
+/// between the two writes does. With an outbox in the database and a relay to Kafka, neither can happen.
 ///
 /// ```no_run
 /// # async fn example() -> airtight_core::Result<()> {

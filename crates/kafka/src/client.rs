@@ -1,4 +1,4 @@
-//! The producer: how it is made, what it says of itself, and when it is replaced.
+//! The producer: how it is made, what it reports, and when it is replaced.
 //!
 //! librdkafka retries for as long as it lives, in order, and with `enable.gapless.guarantee` a message that cannot
 //! be delivered ends the producer rather than let the next one overtake it. So a producer is used until it has
@@ -28,7 +28,7 @@ use crate::{
     config::KafkaConfig,
     connection::refused,
     errors::{self, Fate},
-    lanes::{Acknowledged, Lanes, TopicLanes},
+    open_partitions::{Acknowledged, OpenInTopic, OpenPartitions},
     topics::Topics,
 };
 
@@ -72,7 +72,7 @@ impl Reports {
 /// What librdkafka keeps with a message until its report.
 pub(crate) struct Ticket {
     reports: Arc<Reports>,
-    lanes: Arc<TopicLanes>,
+    open_partitions: Arc<OpenInTopic>,
     at: usize,
 }
 
@@ -113,9 +113,9 @@ impl Health {
 }
 
 /// Connects librdkafka's callbacks with the two above.
-pub(crate) struct Context(Arc<Health>);
+pub(crate) struct SinkContext(Arc<Health>);
 
-impl ClientContext for Context {
+impl ClientContext for SinkContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         complaint::log(level, facility, message);
     }
@@ -125,12 +125,12 @@ impl ClientContext for Context {
     }
 }
 
-impl ProducerContext for Context {
+impl ProducerContext for SinkContext {
     type DeliveryOpaque = Box<Ticket>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: Box<Ticket>) {
         let error = match result {
-            Ok(message) => match ticket.lanes.acknowledged(message.partition(), message.offset()) {
+            Ok(message) => match ticket.open_partitions.acknowledged(message.partition(), message.offset()) {
                 Acknowledged::Believed => {
                     self.0.answered();
                     None
@@ -141,8 +141,8 @@ impl ProducerContext for Context {
                         tracing::warn!(
                             target: "airtight::kafka",
                             topic = message.topic(), partition = message.partition(), offset = message.offset(),
-                            "a message was reported as delivered at an offset that was there before, as after a topic was \
-                             deleted and made anew; sending it and those behind it again"
+                            "a message was reported as delivered at an offset that was reported before, as after a topic was \
+                             deleted and created again; the sink sends it and the messages after it again"
                         );
                     }
                     Some(KafkaCode::OutOfOrderSequenceNumber)
@@ -157,9 +157,9 @@ impl ProducerContext for Context {
 
 /// One producer, from its first message to the fault that ends it.
 pub(crate) struct Producer {
-    pub(crate) inner: ThreadedProducer<Context>,
+    pub(crate) inner: ThreadedProducer<SinkContext>,
     pub(crate) health: Arc<Health>,
-    pub(crate) lanes: Lanes,
+    pub(crate) open_partitions: OpenPartitions,
     /// Whether it was given up.
     ended: RwLock<bool>,
 }
@@ -184,13 +184,14 @@ impl Producer {
         is_first
     }
 
-    /// Hands a message over; its report comes to `reports` under the index `at`, by way of its topic's lanes.
+    /// Hands a message over; its report comes to `reports` under the index `at`, after its topic's `OpenInTopic` has checked it.
     pub(crate) fn send<K: ToBytes + ?Sized>(
         &self,
         record: BaseRecord<'_, K, [u8], ()>,
-        (reports, lanes, at): (&Arc<Reports>, &Arc<TopicLanes>, usize),
+        (reports, open_partitions, at): (&Arc<Reports>, &Arc<OpenInTopic>, usize),
     ) -> std::result::Result<(), KafkaCode> {
-        let ticket = Box::new(Ticket { reports: reports.clone(), lanes: lanes.clone(), at });
+        let ticket =
+            Box::new(Ticket { reports: reports.clone(), open_partitions: open_partitions.clone(), at });
         let record = BaseRecord {
             topic: record.topic,
             partition: record.partition,
@@ -234,7 +235,7 @@ impl Client {
         })
     }
 
-    /// Whether keys are put where [`crate::lanes::partition_of`] says.
+    /// Whether keys are put where [`crate::open_partitions::partition_of`] says.
     pub(crate) fn knows_partitions(&self) -> bool {
         self.config.knows_partitions()
     }
@@ -264,9 +265,14 @@ impl Client {
     pub(crate) fn new_producer(&self) -> Result<Arc<Producer>> {
         let health = Arc::<Health>::default();
         let config = self.config.producer_config(self.batch_bytes.load(Ordering::Relaxed)).map_err(later)?;
-        let inner = ThreadedProducer::from_config_and_context(&config, Context(health.clone()))
+        let inner = ThreadedProducer::from_config_and_context(&config, SinkContext(health.clone()))
             .map_err(|error| later(refused(&error)))?;
-        Ok(Arc::new(Producer { inner, health, lanes: Lanes::default(), ended: RwLock::new(false) }))
+        Ok(Arc::new(Producer {
+            inner,
+            health,
+            open_partitions: OpenPartitions::default(),
+            ended: RwLock::new(false),
+        }))
     }
 
     /// Gives a producer up: whatever it still holds fails, here and in other calls.
@@ -294,7 +300,7 @@ impl Client {
         self.batch_bytes.store(after, Ordering::Relaxed);
         tracing::warn!(
             target: "airtight::kafka",
-            "the broker refuses a batch of messages that it takes one by one; sending batches of {after} bytes from now on (its `max.message.bytes` is lower than `batch.size`)"
+            "the broker refuses a batch of messages that it accepts one by one: its `max.message.bytes` is lower than `batch.size`. The sink sends batches of {after} bytes from now on"
         );
     }
 

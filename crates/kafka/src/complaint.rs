@@ -1,4 +1,4 @@
-//! What librdkafka says beside its answers, to a producer and to a consumer alike: its log and its complaints.
+//! What librdkafka reports apart from its answers, for producers and consumers: its log and its errors.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode as KafkaCode},
 };
 
-/// A line of its log. Whatever is wrong with a connection reaches the operator once, as an error of the caller's.
+/// Writes a line of librdkafka's log. Problems of a connection are reported to the operator once, as an error of the caller.
 pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
     match level {
         RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
@@ -17,7 +17,7 @@ pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
     }
 }
 
-/// What was wrong last, as a code and in librdkafka's words.
+/// The last error that librdkafka reported: its code and its text.
 #[derive(Debug, Default)]
 pub(crate) struct Complaint(Mutex<Option<(KafkaCode, String)>>);
 

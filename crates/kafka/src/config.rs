@@ -195,7 +195,7 @@ impl KafkaConfig {
                 return Err(bad(
                     key,
                     format!(
-                        "is {set}, less than the {least} that the relay may have under way: remove it, or raise it"
+                        "is {set}, less than the {least} that the relay may have under way: remove the setting, or raise it"
                     ),
                 ));
             }
@@ -211,7 +211,7 @@ impl KafkaConfig {
             return Err(bad("compression", what));
         }
         if self.timeout.is_zero() {
-            return Err(bad("timeout", "must be longer than nothing"));
+            return Err(bad("timeout", "must be longer than zero"));
         }
         self.check_queue()?;
         let (batch_bytes, max_bytes) = (batch_bytes.to_string(), self.max_message_bytes.to_string());
@@ -233,7 +233,7 @@ impl KafkaConfig {
             }
         }
         if !self.knows_partitions() {
-            // See `lanes`: what cannot be told apart beforehand is sent one after the other.
+            // See `open_partitions`: where the partition is not known beforehand, messages are sent one after the other.
             config.remove("max.in.flight");
             config.set("max.in.flight.requests.per.connection", "1");
         }
@@ -276,7 +276,7 @@ mod tests {
         assert!(!format!("{config:?}").contains("s:cret"));
     }
 
-    /// See `lanes`.
+    /// See `open_partitions`.
     #[test]
     fn where_partitions_are_not_known_requests_go_one_by_one() {
         const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
@@ -308,9 +308,9 @@ mod tests {
     fn a_wrong_config_is_refused_with_the_key_and_without_secrets() {
         for (url, expected) in [
             ("kafka:/hunter2", "has no `://`"),
-            ("http://h:1", "begins with kafka://"),
-            ("kafka://", "names brokers as host:port"),
-            ("kafka://h:hunter2", "names brokers as host:port"),
+            ("http://h:1", "must begin with kafka://"),
+            ("kafka://", "must name brokers as host:port"),
+            ("kafka://h:hunter2", "must name brokers as host:port"),
             ("kafka://h:1/{nope}", "unknown field `{nope}`"),
             ("kafka://h:1?topc=x", "`topc` is not a setting"),
             ("kafka://h:1?format=xml", "unknown format `xml`"),

@@ -127,7 +127,10 @@ impl KafkaConnection {
             "kafka" => false,
             "kafka+tls" => true,
             other => {
-                return Err(bad("url", format!("begins with kafka:// or kafka+tls://, found `{other}://`")));
+                return Err(bad(
+                    "url",
+                    format!("must begin with kafka:// or kafka+tls://, found `{other}://`"),
+                ));
             }
         };
         connection.user.clone_from(&address.user);
@@ -206,10 +209,10 @@ impl KafkaConnection {
         };
         if !self.brokers.split(',').all(is_one) {
             // They are not repeated: a password that was not encoded may have ended up here.
-            return Err(bad("url", "names brokers as host:port, with commas between"));
+            return Err(bad("url", "must name brokers as host:port, separated by commas"));
         }
         if self.connect_timeout.is_zero() {
-            return Err(bad("connect_timeout", "must be longer than nothing"));
+            return Err(bad("connect_timeout", "must be longer than zero"));
         }
         if self.password.is_some() && self.user.is_none() {
             return Err(bad("password", "is given without a `user`"));
@@ -232,7 +235,7 @@ impl KafkaConnection {
         }
         for key in self.settings.keys() {
             if let Some((_, value)) = FIXED.iter().find(|(fixed, _)| fixed == key) {
-                return Err(bad(key, format!("is always `{value}`: airtight's promises rest on it")));
+                return Err(bad(key, format!("is always `{value}`: airtight's promises depend on it")));
             }
             if REFUSED.contains(&key.as_str()) {
                 return Err(bad(key, "is set by airtight itself: remove it"));
@@ -256,9 +259,9 @@ pub(crate) fn refused(error: &KafkaError) -> Error {
             bad(key, why)
         }
         KafkaError::ClientCreation(why) => {
-            Error::permanent(Code::BAD_CONFIG, format!("Kafka's client cannot be set up: {why}"))
+            Error::permanent(Code::BAD_CONFIG, format!("the Kafka client cannot be set up: {why}"))
         }
-        other => Error::permanent(Code::BAD_CONFIG, format!("Kafka's client cannot be set up: {other}")),
+        other => Error::permanent(Code::BAD_CONFIG, format!("the Kafka client cannot be set up: {other}")),
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Encode {
     max_bytes: usize,
 }
 
-/// What says where an event goes.
+/// What decides where an event goes.
 #[derive(Debug)]
 pub(crate) struct Address<'a> {
     /// What decides on the topic, and often is its name; see [`Encode::topic_of`].
@@ -173,9 +173,12 @@ impl Encode {
             return Err(Error::permanent(
                 Code::TOO_LARGE,
                 format!(
-                    "the message has about {size} bytes, and `max_message_bytes` is {}: store the payload elsewhere and publish a reference, or raise the limit here and at the broker",
+                    "the message has about {size} bytes, and `max_message_bytes` is {}",
                     self.max_bytes
                 ),
+            )
+            .with_remedy(
+                "store the payload elsewhere and publish a reference, or raise the limit here and at the broker",
             ));
         }
         Ok(content)
@@ -219,10 +222,10 @@ impl Encode {
     }
 }
 
-/// Settings that nobody would read.
+/// Refuses settings that have no effect.
 fn refuse_debezium(config: &KafkaConfig) -> Result<Option<DebeziumEncoder>> {
     let is_set = config.debezium != DebeziumOptions::default() || config.converters != Converters::default();
-    let what = "must be `debezium` for `debezium.…` options and for converters to mean anything";
+    let what = "must be `debezium`, because `debezium.…` options or converters are set";
     if is_set { Err(bad("format", what)) } else { Ok(None) }
 }
 
@@ -251,7 +254,9 @@ pub(crate) fn check_topic(topic: &str) -> Result<()> {
         None if topic.len() > MAX_TOPIC => {
             format!("has {} characters, and Kafka allows {MAX_TOPIC}", topic.len())
         }
-        None if topic.is_empty() || topic == "." || topic == ".." => "is no name to Kafka".to_owned(),
+        None if topic.is_empty() || topic == "." || topic == ".." => {
+            "is not a name that Kafka accepts".to_owned()
+        }
         None => return Ok(()),
     };
     let shown: String = topic.chars().take(80).collect();

@@ -1,4 +1,4 @@
-//! What librdkafka's error codes mean, for one event and for all of them.
+//! What librdkafka's error codes mean: for one event, for one topic, and for the whole sink.
 
 use airtight_core::{Code, Error};
 use rdkafka::error::RDKafkaErrorCode as KafkaCode;
@@ -6,36 +6,41 @@ use rdkafka::error::RDKafkaErrorCode as KafkaCode;
 /// What follows from the error on one message.
 #[derive(Debug, Clone)]
 pub(crate) enum Fate {
-    /// The broker refused the request that this message was in: this one may be the reason, or another.
-    Suspect(Error),
-    /// Nothing is wrong with it: it fell with another, or with its producer.
+    /// The broker refused the request that this message was in. This message may be the cause, or another one of the request.
+    MayBeTheCause(Error),
+    /// Nothing is wrong with this message: it failed because another message or its producer failed.
     Collateral,
-    /// Nobody can be accepted now.
+    /// No message can be accepted now.
     Away(Error),
 }
 
 /// The fate of a message to `topic` that failed with `code`.
 pub(crate) fn fate(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Fate {
     match code {
-        KafkaCode::MessageSizeTooLarge | KafkaCode::InvalidMessageSize => Fate::Suspect(Error::permanent(
-            Code::TOO_LARGE,
-            format!(
-                "Kafka refuses the message as too large for topic `{topic}`: store the payload elsewhere and publish a reference, or raise the topic's `max.message.bytes`"
+        KafkaCode::MessageSizeTooLarge | KafkaCode::InvalidMessageSize => Fate::MayBeTheCause(
+            Error::permanent(
+                Code::TOO_LARGE,
+                format!("Kafka refuses the message as too large for topic `{topic}`"),
+            )
+            .with_remedy(
+                "store the payload elsewhere and publish a reference, or raise the topic's `max.message.bytes`",
             ),
-        )),
+        ),
         KafkaCode::InvalidRecord
         | KafkaCode::InvalidTimestamp
         | KafkaCode::InvalidMessage
-        | KafkaCode::BadMessage => Fate::Suspect(Error::permanent(
+        | KafkaCode::BadMessage => Fate::MayBeTheCause(Error::permanent(
             Code::REFUSED,
             format!("Kafka refuses the message for topic `{topic}` as invalid ({code})"),
         )),
-        // Its name passed our own look, so it is a topic that Kafka keeps for itself.
-        KafkaCode::InvalidTopic => Fate::Suspect(self::topic(brokers, topic, code, create)),
+        // The name passed our own check, so it is a topic that Kafka reserves for itself.
+        KafkaCode::InvalidTopic => Fate::MayBeTheCause(self::topic(brokers, topic, code, create)),
         KafkaCode::QueueFull => Fate::Away(Error::unavailable(
             Code::QUEUE_FULL,
-            "librdkafka's own queue has no room for what the relay has under way: raise \
-             `queue.buffering.max.messages` and `queue.buffering.max.kbytes`, or remove them (Kafka itself was not asked)",
+            "librdkafka's own queue has no room for the events that the relay has under way (Kafka itself was not asked)",
+        )
+        .with_remedy(
+            "raise `queue.buffering.max.messages` and `queue.buffering.max.kbytes`, or remove both settings",
         )),
         code if is_collateral(code) => Fate::Collateral,
         code if is_about_topic(code) => Fate::Away(self::topic(brokers, topic, code, create)),
@@ -43,17 +48,18 @@ pub(crate) fn fate(brokers: &str, topic: &str, code: KafkaCode, create: bool) ->
     }
 }
 
-/// A message that is larger than its topic takes, known before it is sent.
+/// The error for a message that is larger than its topic accepts. It was not sent.
 pub(crate) fn over_limit(topic: &str, size: usize, limit: usize) -> Error {
     Error::permanent(
         Code::TOO_LARGE,
         format!(
-            "the message has more than {size} bytes, and topic `{topic}` takes {limit} (its `max.message.bytes`): store the payload elsewhere and publish a reference, or raise the topic's limit"
+            "the message has more than {size} bytes, and topic `{topic}` takes {limit} (its `max.message.bytes`)"
         ),
     )
+    .with_remedy("store the payload elsewhere and publish a reference, or raise the topic's limit")
 }
 
-/// What befalls a message because of another one, or a producer because of a message.
+/// Whether a message failed only because another message or its producer failed.
 pub(crate) fn is_collateral(code: KafkaCode) -> bool {
     matches!(
         code,
@@ -88,7 +94,7 @@ pub(crate) fn destination(topic: &str) -> String {
     format!("topic {topic}")
 }
 
-/// What is wrong with a topic, for everybody who writes to it.
+/// What is wrong with a topic. It concerns every event for this topic.
 pub(crate) fn topic(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Error {
     about(brokers, topic, code, create).at(destination(topic))
 }
@@ -97,20 +103,19 @@ fn about(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Error {
     match code {
         KafkaCode::TopicAuthorizationFailed => Error::unavailable(
             Code::NOT_PERMITTED,
-            format!(
-                "Kafka at {brokers} does not let this user write to topic `{topic}`: grant Write and Describe on it"
-            ),
-        ),
+            format!("Kafka at {brokers} does not let this user write to topic `{topic}`"),
+        )
+        .with_remedy(format!("grant the user Write and Describe on topic `{topic}`")),
         KafkaCode::NotEnoughReplicas | KafkaCode::NotEnoughReplicasAfterAppend => Error::unavailable(
             Code::TOO_FEW_REPLICAS,
-            format!(
-                "topic `{topic}` at {brokers} has fewer replicas in sync than its `min.insync.replicas`: are all its brokers up?"
-            ),
-        ),
+            format!("topic `{topic}` at {brokers} has fewer replicas in sync than its `min.insync.replicas`"),
+        )
+        .with_remedy("check that all brokers of the topic are up"),
         KafkaCode::LeaderNotAvailable => Error::unavailable(
             Code::NO_LEADER,
-            format!("topic `{topic}` at {brokers} has a partition without a leader: are all its brokers up?"),
-        ),
+            format!("topic `{topic}` at {brokers} has a partition without a leader"),
+        )
+        .with_remedy("check that all brokers of the topic are up"),
         KafkaCode::InvalidTopic => Error::permanent(
             Code::BAD_NAME,
             format!("Kafka at {brokers} refuses the name of topic `{topic}`"),
@@ -118,19 +123,18 @@ fn about(brokers: &str, topic: &str, code: KafkaCode, create: bool) -> Error {
         _ if create => Error::unavailable(
             Code::NO_TOPIC,
             format!(
-                "topic `{topic}` does not exist at {brokers}: `create` is set, and it is made at the next try, or the broker was slow to show it"
+                "topic `{topic}` does not exist at {brokers}; `create` is set, so the next attempt creates it, or finds it if the broker was slow to show it"
             ),
         ),
         _ => Error::unavailable(
             Code::NO_TOPIC,
-            format!(
-                "topic `{topic}` does not exist at {brokers}, and the broker does not create it: create it, or set `create = true`"
-            ),
-        ),
+            format!("topic `{topic}` does not exist at {brokers}, and the broker does not create it"),
+        )
+        .with_remedy("create the topic, or set `create = true`"),
     }
 }
 
-/// A topic whose partition has so many replicas in sync, fewer than it wants.
+/// The error for a topic with a partition that has fewer replicas in sync than the topic demands.
 pub(crate) fn too_few_replicas(
     brokers: &str,
     topic: &str,
@@ -145,9 +149,10 @@ pub(crate) fn too_few_replicas(
     Error::unavailable(
         Code::TOO_FEW_REPLICAS,
         format!(
-            "topic `{topic}` at {brokers} takes nothing: {in_sync} of its replicas are in sync (partition {partition}), and {wanted}. Bring its brokers back, or lower the setting"
+            "topic `{topic}` at {brokers} accepts no messages: {in_sync} of its replicas are in sync (partition {partition}), and {wanted}"
         ),
     )
+    .with_remedy("start the topic's brokers that are down, or lower the setting")
     .at(destination(topic))
 }
 
@@ -156,10 +161,9 @@ pub(crate) fn creating(brokers: &str, topic: &str, code: KafkaCode) -> Error {
     let error = match code {
         KafkaCode::TopicAuthorizationFailed | KafkaCode::ClusterAuthorizationFailed => Error::unavailable(
             Code::NOT_PERMITTED,
-            format!(
-                "Kafka at {brokers} does not let this user create topic `{topic}`: create it by hand, or grant Create"
-            ),
-        ),
+            format!("Kafka at {brokers} does not let this user create topic `{topic}`"),
+        )
+        .with_remedy("create the topic yourself, or grant the user Create"),
         KafkaCode::InvalidTopic => Error::permanent(
             Code::BAD_NAME,
             format!("Kafka at {brokers} refuses the name of topic `{topic}`"),
@@ -172,8 +176,8 @@ pub(crate) fn creating(brokers: &str, topic: &str, code: KafkaCode) -> Error {
     error.at(destination(topic))
 }
 
-/// Why nothing can be sent at all. `trouble` is the last thing that librdkafka has complained of; `advertised` is where the
-/// cluster says that its brokers are, if it has answered.
+/// Why nothing can be sent at all. `trouble` is the last error that librdkafka reported. `advertised` lists the addresses
+/// that the cluster gives for its brokers, if it has answered.
 pub(crate) fn away(brokers: &str, trouble: Option<(KafkaCode, String)>, advertised: &str) -> Error {
     let trouble = trouble.filter(|(code, _)| *code != KafkaCode::AllBrokersDown);
     let is_elsewhere = |broker: &str| !brokers.split(',').any(|known| known.trim() == broker);
@@ -188,25 +192,28 @@ pub(crate) fn away(brokers: &str, trouble: Option<(KafkaCode, String)>, advertis
         return Error::unavailable(
             Code::ADVERTISED,
             format!(
-                "the cluster answers at {brokers} and says that its brokers are at {advertised}, but nothing is acknowledged there: check `advertised.listeners`, and that these addresses can be reached from here{reason}"
+                "the cluster answers at {brokers} and says (`advertised.listeners`) that its brokers are at {advertised}, but nothing is acknowledged there{reason}"
             ),
+        )
+        .with_remedy(
+            "correct `advertised.listeners`, or make these addresses reachable from this host",
         );
     }
     if trouble.is_none() && !advertised.is_empty() {
         return Error::unavailable(
             Code::TIMEOUT,
-            format!(
-                "Kafka at {brokers} has answered before, and acknowledges nothing now: is a broker stuck or overloaded?"
-            ),
-        );
+            format!("Kafka at {brokers} has answered before, and acknowledges nothing now"),
+        )
+        .with_remedy("check whether a broker is stuck or overloaded");
     }
     let Some((code, reason)) = trouble else {
-        // A port where nobody listens refuses, and that is a reason; so somebody keeps silent.
+        // A closed port would refuse the connection, which is a reason. So something listens there and does not answer.
         return Error::unavailable(
             Code::TIMEOUT,
-            format!(
-                "nobody answers at {brokers} as Kafka would; is it a broker that is up, and is TLS or SASL on at both ends or at none?"
-            ),
+            format!("nothing at {brokers} answers as a Kafka broker would"),
+        )
+        .with_remedy(
+            "check that a broker is up there, and that TLS and SASL are on at both ends or at neither",
         );
     };
     let reason = brief(&reason);
@@ -228,18 +235,21 @@ pub(crate) fn away(brokers: &str, trouble: Option<(KafkaCode, String)>, advertis
         KafkaCode::Resolve => {
             Error::unavailable(Code::UNREACHABLE, format!("Kafka at {brokers} cannot be found: {reason}"))
         }
-        // What librdkafka sees of another protocol: sizes that make no sense, or hanging up at the first request.
+        // How another protocol looks to librdkafka: impossible sizes, or a connection closed at the first request.
         _ if speaks_something_else(&reason) => Error::unavailable(
             Code::WRONG_PROTOCOL,
             format!(
-                "what answers at {brokers} does not speak Kafka in the way it is asked to; is it a Kafka broker, and is TLS or SASL on at both ends or at none? ({reason})"
+                "the server at {brokers} does not answer in Kafka's protocol as it was asked ({reason})"
             ),
+        )
+        .with_remedy(
+            "check that the server is a Kafka broker, and that TLS and SASL are on at both ends or at neither",
         ),
         _ => Error::unavailable(Code::UNREACHABLE, format!("Kafka at {brokers} cannot be reached: {reason}")),
     }
 }
 
-/// What librdkafka says of a broker that it cannot reach.
+/// Whether librdkafka reports with this code that it cannot reach a broker.
 fn is_connection(code: KafkaCode) -> bool {
     matches!(code, KafkaCode::BrokerTransportFailure | KafkaCode::Resolve | KafkaCode::OperationTimedOut)
 }
@@ -251,7 +261,7 @@ fn speaks_something_else(reason: &str) -> bool {
         && !reason.contains("Connection refused")
 }
 
-/// librdkafka's reasons begin with the broker and end in timings.
+/// A reason of librdkafka's without the timings at its end.
 fn brief(reason: &str) -> String {
     let reason = reason.split(" (after ").next().unwrap_or(reason);
     reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()

@@ -1,8 +1,8 @@
-//! Events to Kafka, and from there back to handlers, through librdkafka, which is built in.
+//! Delivers events to Kafka, and reads them from Kafka for handlers, through librdkafka, which is built in.
 //!
-//! [`KafkaSink`] delivers, [`KafkaSource`] reads a consumer group's topics for the same relay, and
-//! [`NonAtomicKafkaBus`] publishes without an outbox. What follows is about the sink; the source's promises are its own
-//! documentation.
+//! [`KafkaSink`] delivers events. [`KafkaSource`] reads topics as a member of a consumer group, for the same relay.
+//! [`NonAtomicKafkaBus`] publishes without an outbox. This page is about the sink; [`KafkaSource`] documents what the
+//! source promises.
 //!
 //! ```no_run
 //! # fn main() -> airtight_core::Result<()> {
@@ -16,42 +16,43 @@
 //!
 //! # What a consumer sees
 //!
-//! The key is the aggregate id, hashed as Java's clients do (`murmur2_random`), so that a topic may be written by
-//! both. The value is one of the [formats](airtight_core::format), or `debezium`, and headers carry what it does not. A delete is a
-//! message without a value, a tombstone to compacted topics, and what it says of itself is in the header `payload`;
-//! `tombstones = false` writes it like any other event. `debezium` has no deletes and `cloudevents` no message
-//! without a value: there a delete is an event like others.
+//! The key is the aggregate id. It is hashed as Java's clients hash keys (`murmur2_random`), so airtight and Java programs
+//! can write to the same topic. The value is in one of the [formats](airtight_core::format), or in `debezium`; headers
+//! carry what the value does not.
 //!
-//! With `debezium` everything is as Debezium's outbox event router and Kafka Connect's converters have it
-//! ([`airtight_debezium`]): topic and key, null headers, time and partition.
+//! A delete is a message without a value, which is a tombstone in a compacted topic. The header `payload` carries the
+//! payload of the delete. With `tombstones = false` a delete is written like any other event. The format `debezium` has no
+//! deletes, and `cloudevents` has no messages without a value: with these formats a delete is written like any other event.
+//!
+//! With `debezium`, topic, key, null headers, time and partition are as Debezium's outbox event router and Kafka Connect's
+//! converters write them ([`airtight_debezium`]).
 //!
 //! # What is promised
 //!
-//! - **Delivered means acknowledged by all in-sync replicas** (`acks=all`, idempotent). Whether that survives the
-//!   loss of a broker is the topic's business: `min.insync.replicas` of 2 or more.
-//! - **A prefix per key**, pipelined: see [`KafkaSink`]. The settings that this rests on cannot be changed.
-//! - **In order per key** as long as the number of a topic's partitions stays: more partitions move keys.
-//! - **Bounded memory.** librdkafka holds what the relay has under way, and nothing is left with it when a call
-//!   returns.
+//! - **Delivered means acknowledged by all in-sync replicas** (`acks=all`, idempotent). To survive the loss of a broker,
+//!   the topic needs `min.insync.replicas` of 2 or more.
+//! - **A prefix per key**, pipelined: see [`KafkaSink`]. The settings that this depends on cannot be changed.
+//! - **In order per key**, as long as the number of the topic's partitions does not change: added partitions move keys.
+//! - **Bounded memory.** librdkafka holds only what the relay has under way, and holds nothing after a call has returned.
 //!
 //! # What an error means
 //!
 //! | what Kafka says | class, code |
 //! | --- | --- |
-//! | message too large for the topic, or for `max_message_bytes` | permanent, `too_large`: this event alone, found by sending suspects one by one |
+//! | the message is too large for the topic, or for `max_message_bytes` | permanent, `too_large`, for this event alone; it is found by sending the messages of the refused request one by one |
 //! | invalid record or timestamp | permanent, `refused` |
-//! | a topic's name that Kafka refuses; a field that the template lacks | permanent, `bad_name`, `missing_field` |
-//! | login refused; TLS fails | unavailable, `credentials`, `tls` |
+//! | Kafka refuses the topic's name; the event lacks a field of the template | permanent, `bad_name`, `missing_field` |
+//! | the login is refused; TLS fails | unavailable, `credentials`, `tls` |
 //! | no right to write with idempotence | unavailable, `not_permitted` |
 //! | no right to write to a topic, or to create it | unavailable for this topic, `not_permitted` |
-//! | topic missing, and neither we nor the broker may create it | unavailable for this topic, `no_topic` |
+//! | the topic is missing, and neither airtight nor the broker may create it | unavailable for this topic, `no_topic` |
 //! | fewer replicas in sync than `min.insync.replicas`; a partition without a leader | unavailable for this topic, `too_few_replicas`, `no_leader` |
-//! | connection refused or host not found; no answer; another protocol | unavailable, `unreachable`; `timeout`; `wrong_protocol` |
-//! | brokers that cannot be reached where the cluster says they are | unavailable, `advertised` |
-//! | nothing acknowledged for `timeout` | unavailable, as the cause |
-//! | a fatal error of the producer | none: a new producer is made, and the call goes on |
+//! | connection refused or host not found; no answer; another protocol | unavailable, `unreachable`, `timeout`, `wrong_protocol` |
+//! | the cluster answers, but nothing answers at the addresses that it gives for its brokers | unavailable, `advertised` |
+//! | nothing acknowledged for `timeout` | unavailable, with the code of the cause |
+//! | a fatal error of the producer | none: the sink makes a new producer, and the call continues |
 //!
-//! librdkafka retries what may pass by itself, in order, for as long as the call lasts.
+//! librdkafka retries errors that may pass, in order, for as long as the call lasts.
 
 mod bus;
 mod client;
@@ -60,11 +61,11 @@ mod config;
 mod connection;
 mod encode;
 mod errors;
-mod lanes;
-mod places;
+mod open_partitions;
 mod route;
 mod sink;
 mod source;
+mod targets;
 mod topics;
 
 pub use self::{

@@ -1,11 +1,11 @@
-//! The sink: a batch pipelined, each event answered for, what is delivered a prefix per key.
+//! The sink: it pipelines a batch, reports an outcome for each event, and delivers a prefix per key.
 //!
 //! # Why the prefix holds
 //!
 //! Events of one key go to one partition. A broker appends a producer's requests to a partition in the order of their
 //! sequence numbers and refuses a gap, so after a request that it refused it takes none behind it; and librdkafka, with
 //! `enable.gapless.guarantee`, then ends the producer instead of numbering anew. That holds in partitions that are open to
-//! the producer, and [`crate::lanes`] is about the others: first, one event is sent to each of them, alone; then whatever
+//! the producer, and [`crate::open_partitions`] is about the others: first, one event is sent to each of them, alone; then whatever
 //! goes to an open one, all at once. Where the next event of a key goes to another topic or partition, it waits for all
 //! before it. Nothing is given up on by time ([`crate::config`]): when a call has waited too long, the whole producer goes.
 //!
@@ -31,8 +31,8 @@ use crate::{
     config::{BATCH_BYTES, BATCH_EVENTS, CALLS, KafkaConfig},
     encode::Encode,
     errors::{self, Fate, destination},
-    lanes::TopicLanes,
-    places::{NOT_LOOKED_AT, Place, Topic},
+    open_partitions::OpenInTopic,
+    targets::{NOT_LOOKED_AT, Target, Topic},
 };
 
 /// How often a call starts over in vain for events that fell with others.
@@ -41,8 +41,8 @@ const PASSES: usize = 4;
 const STUCK: Duration = Duration::from_secs(3);
 /// How many of them are looked at each time.
 const LOOKED_AT: usize = 16;
-/// How many suspects of a refused request are sent alone before the rest is left to the next call.
-const SUSPECTS: usize = 20;
+/// How many messages of a refused request are sent alone, to find the one that caused the refusal, before the rest is left to the next call.
+const CANDIDATES: usize = 20;
 /// How long all brokers may be out of reach before a call gives up. A broker's restart takes about as long.
 const DOWN: Duration = Duration::from_secs(5);
 /// How long acknowledgements are waited for after a message has fallen.
@@ -115,12 +115,12 @@ impl Sink for KafkaSink {
     }
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
-        let (topics, places) = self.places(batch).await;
+        let (topics, targets) = self.targets(batch).await;
         let mut call = Call {
             sink: self,
             batch,
             topics,
-            places,
+            targets,
             chains: by_key(batch).into(),
             outcomes: vec![None; batch.len()],
             away: false,
@@ -154,7 +154,7 @@ struct Call<'a> {
     sink: &'a KafkaSink,
     batch: &'a [Delivery],
     topics: Vec<Topic>,
-    places: Vec<Result<Place<'a>>>,
+    targets: Vec<Result<Target<'a>>>,
     /// The events of each key.
     chains: Arc<[Vec<usize>]>,
     /// None: not delivered yet, and nothing wrong with it.
@@ -172,7 +172,7 @@ struct Flight {
     producer: Arc<Producer>,
     reports: Arc<Reports>,
     /// What the producer knows of each topic's partitions.
-    lanes: Vec<Arc<TopicLanes>>,
+    open_partitions: Vec<Arc<OpenInTopic>>,
     /// Sent and not reported yet; and how many of them to each topic.
     open: usize,
     open_of: Vec<usize>,
@@ -196,9 +196,9 @@ impl Call<'_> {
 
     /// Events for topics that there was no time to look at are left to the next call.
     fn leave_out_unseen(&mut self) {
-        for (place, outcome) in self.places.iter().zip(&mut self.outcomes) {
-            if let Ok(place) = place
-                && matches!(self.topics[place.topic].partitions, Ok(NOT_LOOKED_AT))
+        for (target, outcome) in self.targets.iter().zip(&mut self.outcomes) {
+            if let Ok(target) = target
+                && matches!(self.topics[target.topic].partitions, Ok(NOT_LOOKED_AT))
             {
                 *outcome = Some(Outcome::Skipped);
             }
@@ -213,7 +213,7 @@ impl Call<'_> {
             if flight.producer.has_ended() {
                 flight = self.flight()?;
             }
-            self.open_lanes(&mut flight).await?;
+            self.open_new_partitions(&mut flight).await?;
             if flight.fallen.is_empty() {
                 let chains = self.chains.clone();
                 let waiting: Vec<&[usize]> = self.unresolved_of(&chains).collect();
@@ -237,16 +237,17 @@ impl Call<'_> {
     }
 
     fn flight_with(&self, producer: Arc<Producer>) -> Flight {
-        let lanes = self.topics.iter().map(|topic| producer.lanes.of(&topic.name)).collect();
+        let open_partitions =
+            self.topics.iter().map(|topic| producer.open_partitions.of(&topic.name)).collect();
         let open_of = vec![0; self.topics.len()];
-        Flight { producer, lanes, reports: Arc::default(), open: 0, open_of, fallen: Vec::new() }
+        Flight { producer, open_partitions, reports: Arc::default(), open: 0, open_of, fallen: Vec::new() }
     }
 
     /// One message was reported.
     fn reported(&self, at: usize, flight: &mut Flight) {
         flight.open -= 1;
-        if let Ok(place) = &self.places[at] {
-            flight.open_of[place.topic] -= 1;
+        if let Ok(target) = &self.targets[at] {
+            flight.open_of[target.topic] -= 1;
         }
     }
 
@@ -255,12 +256,12 @@ impl Call<'_> {
     }
 
     /// Sends one event to each partition that waits for one and is not open, and waits until they are.
-    async fn open_lanes(&mut self, flight: &mut Flight) -> Result<()> {
+    async fn open_new_partitions(&mut self, flight: &mut Flight) -> Result<()> {
         if self.first_of_closed(flight).is_empty() {
             return Ok(());
         }
         let producer = flight.producer.clone();
-        let alone = tokio::time::timeout(self.sink.timeout, producer.lanes.opening.lock()).await;
+        let alone = tokio::time::timeout(self.sink.timeout, producer.open_partitions.opening.lock()).await;
         let Ok(_alone) = alone else { return Err(self.sink.client.away(&producer)) };
         if let Some(_held) = producer.hold() {
             // Another call may have opened some meanwhile.
@@ -275,9 +276,9 @@ impl Call<'_> {
     fn first_of_closed(&self, flight: &Flight) -> Vec<usize> {
         let mut seen = HashSet::new();
         let heads = self.unresolved().filter_map(|chain| chain.first().copied());
-        let is_first = |at: &usize| match &self.places[*at] {
-            Ok(Place { topic, partition: Some(partition), .. }) => {
-                !flight.lanes[*topic].is_open(*partition) && seen.insert((*topic, *partition))
+        let is_first = |at: &usize| match &self.targets[*at] {
+            Ok(Target { topic, partition: Some(partition), .. }) => {
+                !flight.open_partitions[*topic].is_open(*partition) && seen.insert((*topic, *partition))
             }
             _ => false,
         };
@@ -368,21 +369,21 @@ impl Call<'_> {
     /// How many of a chain may be sent at once: as many as go to one partition, if the broker knows the producer there.
     fn run(&self, acknowledged: Option<usize>, chain: &[usize], flight: &Flight) -> usize {
         let Some(head) = chain.first() else { return 0 };
-        let Ok(place) = &self.places[*head] else { return 1 };
-        let is_known = match place.partition {
-            Some(partition) if flight.lanes[place.topic].is_open(partition) => true,
+        let Ok(target) = &self.targets[*head] else { return 1 };
+        let is_known = match target.partition {
+            Some(partition) if flight.open_partitions[target.topic].is_open(partition) => true,
             // Its turn to be opened comes when all others have had theirs.
             Some(_) => return 0,
-            None => acknowledged.is_some_and(|before| self.is_with(place, before)),
+            None => acknowledged.is_some_and(|before| self.is_with(target, before)),
         };
         if !is_known || self.one_by_one {
             return 1;
         }
-        chain.iter().take_while(|at| self.is_with(place, **at)).count().max(1)
+        chain.iter().take_while(|at| self.is_with(target, **at)).count().max(1)
     }
 
-    fn is_with(&self, place: &Place<'_>, at: usize) -> bool {
-        matches!(&self.places[at], Ok(other) if other.keeps_order_with(place))
+    fn is_with(&self, target: &Target<'_>, at: usize) -> bool {
+        matches!(&self.targets[at], Ok(other) if other.keeps_order_with(target))
     }
 
     /// Hands one event to the producer; false if it, and so what is behind it, does not go.
@@ -398,30 +399,30 @@ impl Call<'_> {
     }
 
     fn hand_over(&self, at: usize, flight: &mut Flight) -> Result<bool> {
-        let place = self.places[at].as_ref().map_err(Error::clone)?;
-        let topic = &self.topics[place.topic];
+        let target = self.targets[at].as_ref().map_err(Error::clone)?;
+        let topic = &self.topics[target.topic];
         if let Err(trouble) = &topic.partitions {
             return Err(trouble.clone());
         }
-        let content = self.sink.encode.content(&self.batch[at].event, &place.address)?;
+        let content = self.sink.encode.content(&self.batch[at].event, &target.address)?;
         let least = content.body.as_ref().map_or(0, |body| body.len());
         if let Some(limit) = topic.limit.filter(|limit| least > *limit) {
             return Err(errors::over_limit(&topic.name, least, limit));
         }
         let record = BaseRecord {
             topic: &topic.name,
-            partition: place.partition,
+            partition: target.partition,
             payload: content.body.as_deref(),
-            key: place.address.key.as_deref(),
+            key: target.address.key.as_deref(),
             timestamp: content.timestamp,
             headers: Some(content.headers),
             delivery_opaque: (),
         };
-        let ticket = (&flight.reports, &flight.lanes[place.topic], at);
+        let ticket = (&flight.reports, &flight.open_partitions[target.topic], at);
         match flight.producer.send(record, ticket) {
             Ok(()) => {
                 flight.open += 1;
-                flight.open_of[place.topic] += 1;
+                flight.open_of[target.topic] += 1;
                 Ok(true)
             }
             Err(code) => {
@@ -459,26 +460,26 @@ impl Call<'_> {
         if let Some(error) = refused {
             return Err(error);
         }
-        let mut suspects = Vec::new();
+        let mut candidates = Vec::new();
         for (at, code) in fallen {
             match self.fate(at, code)? {
                 Fate::Collateral => {}
-                Fate::Suspect(error) => suspects.push((at, error)),
+                Fate::MayBeTheCause(error) => candidates.push((at, error)),
                 Fate::Away(error) => self.set_away(at, error)?,
             }
         }
-        if self.find_limits(&suspects).await {
+        if self.find_limits(&candidates).await {
             return Ok(());
         }
-        self.question(suspects).await
+        self.find_cause(candidates).await
     }
 
     /// A topic has refused an event, and would refuse the others: what waits for it is not sent. An error where that is
     /// everybody's.
     fn set_away(&mut self, at: usize, error: Error) -> Result<()> {
-        match &self.places[at] {
-            Ok(place) if !self.sink.is_whole(&error) => {
-                self.topics[place.topic].partitions = Err(error);
+        match &self.targets[at] {
+            Ok(target) if !self.sink.is_whole(&error) => {
+                self.topics[target.topic].partitions = Err(error);
                 Ok(())
             }
             _ => Err(error),
@@ -487,18 +488,18 @@ impl Call<'_> {
 
     /// Asks how large a message may be in topics that have refused one for its size; whether one of these is certainly
     /// larger. Then those are known, and need not be found by sending them one by one.
-    async fn find_limits(&mut self, suspects: &[(usize, Error)]) -> bool {
+    async fn find_limits(&mut self, candidates: &[(usize, Error)]) -> bool {
         let mut is_any = false;
-        for (at, error) in suspects {
-            let Ok(place) = &self.places[*at] else { continue };
-            let topic = &mut self.topics[place.topic];
+        for (at, error) in candidates {
+            let Ok(target) = &self.targets[*at] else { continue };
+            let topic = &mut self.topics[target.topic];
             if !error.is(&Code::TOO_LARGE) {
                 continue;
             }
             if topic.limit.is_none() {
                 topic.limit = self.sink.client.ask_limit(&topic.name).await;
             }
-            let content = self.sink.encode.content(&self.batch[*at].event, &place.address);
+            let content = self.sink.encode.content(&self.batch[*at].event, &target.address);
             let least = content.ok().and_then(|content| content.body).map_or(0, |body| body.len());
             is_any |= topic.limit.is_some_and(|limit| least > limit);
         }
@@ -507,36 +508,38 @@ impl Call<'_> {
 
     /// What a code means for one event.
     fn fate(&self, at: usize, code: KafkaCode) -> Result<Fate> {
-        let place = self.places[at].as_ref().map_err(Error::clone)?;
-        let topic = &self.topics[place.topic].name;
-        match (code, place.address.partition) {
+        let target = self.targets[at].as_ref().map_err(Error::clone)?;
+        let topic = &self.topics[target.topic].name;
+        match (code, target.address.partition) {
             (KafkaCode::UnknownPartition, None) => {
                 self.sink.client.fate(topic, code);
                 let message =
-                    format!("the number of partitions of topic `{topic}` has changed: looking again");
+                    format!("the number of partitions of topic `{topic}` has changed; it is looked up again");
                 Ok(Fate::Away(Error::unavailable(Code::NO_PARTITION, message)))
             }
-            (KafkaCode::UnknownPartition, Some(partition)) => Ok(Fate::Suspect(Error::permanent(
+            (KafkaCode::UnknownPartition, Some(partition)) => Ok(Fate::MayBeTheCause(Error::permanent(
                 Code::NO_PARTITION,
-                format!("the event asks for partition {partition} of topic `{topic}`, which has no such one"),
+                format!(
+                    "the event asks for partition {partition} of topic `{topic}`, which the topic does not have"
+                ),
             ))),
             _ => Ok(self.sink.client.fate(topic, code)),
         }
     }
 
-    /// Sends suspects alone, the largest first, until the guilty one is found.
-    async fn question(&mut self, mut suspects: Vec<(usize, Error)>) -> Result<()> {
-        let bytes = suspects.iter().map(|(at, _)| self.batch[*at].event.size()).sum();
-        let all = suspects.len();
+    /// Sends the candidates alone, the largest first, until the one that caused the refusal is found.
+    async fn find_cause(&mut self, mut candidates: Vec<(usize, Error)>) -> Result<()> {
+        let bytes = candidates.iter().map(|(at, _)| self.batch[*at].event.size()).sum();
+        let all = candidates.len();
         // Only those whose turn it is in their key.
         let heads: HashSet<usize> = self.unresolved().map(|chain| chain[0]).collect();
-        suspects.retain(|(at, _)| heads.contains(at));
-        suspects.sort_by_key(|(at, _)| std::cmp::Reverse(self.batch[*at].event.payload.len()));
-        let has_others = suspects.len() < all;
+        candidates.retain(|(at, _)| heads.contains(at));
+        candidates.sort_by_key(|(at, _)| std::cmp::Reverse(self.batch[*at].event.payload.len()));
+        let has_others = candidates.len() < all;
         let mut is_any_guilty = false;
         // With a producer of their own, or they would share requests with what other calls send.
         let mut alone: Option<(Flight, Ended<'_>)> = None;
-        for (at, error) in suspects.into_iter().take(SUSPECTS) {
+        for (at, error) in candidates.into_iter().take(CANDIDATES) {
             let (mut flight, ended) = match alone.take() {
                 Some(alone) => alone,
                 None => {
@@ -551,9 +554,9 @@ impl Call<'_> {
                 alone = Some((flight, ended)).filter(|(flight, _)| !flight.producer.has_ended());
                 continue;
             };
-            // What it refused has ended the producer: the next suspect gets another.
+            // What it refused has ended the producer: the next candidate gets another.
             match self.fate(at, *code)? {
-                Fate::Suspect(_) => self.outcomes[at] = Some(Outcome::Failed(error)),
+                Fate::MayBeTheCause(_) => self.outcomes[at] = Some(Outcome::Failed(error)),
                 Fate::Collateral => {}
                 Fate::Away(error) => self.set_away(at, error)?,
             }
@@ -582,7 +585,7 @@ impl Call<'_> {
         if !self.away && self.unresolved().next().is_some() {
             self.give_up(&Error::unavailable(
                 Code::CLIENT_ENDED,
-                format!("Kafka's client at {} has ended again and again", self.sink.client.brokers()),
+                format!("the Kafka client for {} has ended repeatedly", self.sink.client.brokers()),
             ));
         }
         for chain in self.chains.iter() {
@@ -593,7 +596,7 @@ impl Call<'_> {
                     tracing::error!(
                         target: "airtight::kafka",
                         event_id = self.batch[*at].event.id,
-                        "an event was acknowledged though an earlier one of its key was not"
+                        "an event was acknowledged although an earlier event of its key was not"
                     );
                 }
                 if !is_prefix {

@@ -1,5 +1,5 @@
-//! What is known of topics: that they are there, how many partitions they have, how large a message may be, and which of
-//! them cannot be written to while others can.
+//! What the sink knows about topics: which exist, how many partitions they have, how large a message may be, and which
+//! topics cannot be written to while others can.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,33 +31,33 @@ const KNOWN_TOPICS: usize = 10_000;
 /// do so after this.
 const BELIEVED: Duration = Duration::from_secs(30);
 
-/// A topic that exists.
+/// What is remembered about a topic that exists.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct CachedTopic {
     partitions: i32,
     since: Instant,
 }
 
-/// What was found of a topic.
+/// The result of looking up a topic.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) partitions: i32,
-    /// Whether that is the cluster's own word, or was until lately.
+    /// Whether the cluster said so, now or a short time ago.
     pub(crate) answered: bool,
 }
 
 /// A topic as the cluster describes it.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct TopicDescription {
     partitions: i32,
     /// The partition with the fewest replicas in sync: its number, how many are, and how many there should be.
     weakest: (i32, usize, usize),
 }
 
-/// What a client remembers of topics.
+/// What a client remembers about topics.
 #[derive(Debug, Default)]
 pub(crate) struct Topics {
-    known: Mutex<HashMap<String, Known>>,
+    known: Mutex<HashMap<String, CachedTopic>>,
     /// Could not be written to when last looked at. One more look is enough to tell whether that is still so; nobody
     /// need wait for them to appear, nor send something to find out.
     troubled: Mutex<HashSet<String>>,
@@ -87,7 +87,7 @@ impl Topics {
         if topics.len() >= KNOWN_TOPICS {
             topics.clear();
         }
-        topics.insert(topic.to_owned(), Known { partitions, since: Instant::now() });
+        topics.insert(topic.to_owned(), CachedTopic { partitions, since: Instant::now() });
     }
 
     fn set_troubled(&self, topic: &str, is_troubled: bool) {
@@ -167,7 +167,7 @@ impl Client {
 
     /// Whether a topic has too few replicas in sync to take anything. Newer brokers want no more of them than there are, so
     /// more than that is a reason only for a topic that `is_silent`.
-    async fn shortage(&self, topic: &str, seen: Seen, is_silent: bool) -> Option<Error> {
+    async fn shortage(&self, topic: &str, seen: TopicDescription, is_silent: bool) -> Option<Error> {
         let (partition, in_sync, replicas) = seen.weakest;
         let wanted = self.setting(topic, "min.insync.replicas").await;
         // Without the right to ask we guess: none but those that lag behind can be the reason.
@@ -210,7 +210,7 @@ impl Client {
         &self,
         producer: &Arc<Producer>,
         topic: &str,
-    ) -> Result<std::result::Result<Seen, KafkaCode>> {
+    ) -> Result<std::result::Result<TopicDescription, KafkaCode>> {
         let (asked, name) = (producer.clone(), topic.to_owned());
         let timeout = self.config.connection.connect_timeout;
         let metadata =
@@ -226,7 +226,7 @@ impl Client {
         let led = found.partitions().iter().all(|partition| partition.leader() >= 0);
         let partitions = i32::try_from(found.partitions().len()).unwrap_or(i32::MAX);
         let weakest = found.partitions().iter().min_by_key(|partition| partition.isr().len());
-        let seen = weakest.map(|weakest| Seen {
+        let seen = weakest.map(|weakest| TopicDescription {
             partitions,
             weakest: (weakest.id(), weakest.isr().len(), weakest.replicas().len()),
         });

@@ -200,7 +200,7 @@ async fn a_topic_that_is_made_anew_is_no_reason_for_advice() {
         }
         assert_eq!(letters(&outcomes), "ud");
         let error = error_of(&outcomes[0]);
-        assert!(!error.message().contains("set `create"), "{error}");
+        assert!(!error.to_string().contains("set `create"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(30), "{error}");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

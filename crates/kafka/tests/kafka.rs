@@ -185,7 +185,7 @@ async fn a_missing_topic_is_named_or_created() {
     let strict = sink(&format!("kafka://{brokers}/{topic}"));
     let refused = strict.open().await.unwrap_err();
     assert_eq!((refused.code(), refused.class()), ("no_topic", Class::Unavailable));
-    assert!(refused.message().contains(&topic) && refused.message().contains("create = true"), "{refused}");
+    assert!(refused.message().contains(&topic) && refused.to_string().contains("create = true"), "{refused}");
     let batch = [sized(1, "a", 10), sized(2, "a", 10), sized(3, "b", 10)];
     let outcomes = strict.deliver(&batch).await;
     assert_eq!(letters(&outcomes), "usu");

@@ -1,12 +1,12 @@
-//! The connection: made, used, given up, and made again.
+//! The connection: how it is made, used, given up and made again.
 //!
 //! # One connection, and no queue that outlives it
 //!
 //! Left to itself, async-nats reconnects in the background. Meanwhile it keeps what was to be sent, and sends it
 //! once it is connected, long after we have reported it as failed; requests whose answers went down with the old
-//! connection wait for their whole timeout, and leave an entry behind for ever. So here a client never survives
+//! connection wait for their whole timeout, and leave an entry behind forever. So here a client never survives
 //! its connection: once connected, it is told that its only server is [`NOWHERE`], and when the connection breaks
-//! it fails to reconnect, ends, and takes its queue with it. All that waits for an answer hears of it at once. The
+//! it fails to reconnect, ends, and drops its queue. Every request that waits for an answer fails at once. The
 //! next delivery makes a new client.
 //!
 //! What is buffered is then bounded by what is under way: `window` messages.
@@ -54,7 +54,7 @@ const NOWHERE: &str = "nats://127.0.0.1:0";
 const PING: Duration = Duration::from_secs(10);
 /// How long a server may take to show that it is there, after a stream has not answered.
 const ALIVE: Duration = Duration::from_secs(2);
-/// How many complaints of the server are kept for those whom they concern.
+/// How many errors of the server are kept for the requests that they concern.
 const COMPLAINTS: usize = 64;
 
 /// What there is of a server: at most one connection.
@@ -99,7 +99,7 @@ impl Client {
         &self.config
     }
 
-    /// The connection, made anew if there is none.
+    /// The connection; a new one if there is none.
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>> {
         let asked = Instant::now();
         if let Some(connection) = self.connected() {
@@ -189,7 +189,7 @@ impl Client {
         let nowhere: ServerAddr = NOWHERE.parse().map_err(|error| self.lost(&format!("{error}")))?;
         let pinned = timeout(config.connect_timeout, nats.set_server_pool([nowhere].as_slice())).await;
         if !matches!(pinned, Ok(Ok(()))) {
-            return Err(self.lost("it broke at once"));
+            return Err(self.lost("it broke immediately"));
         }
         tracing::debug!(servers = %config.shown, "connected to NATS");
         Ok(Connection { nats, complaints, given_up: AtomicBool::new(false) })
@@ -231,7 +231,7 @@ impl Client {
         let _permit = self.window.acquire().await;
         if connection.given_up.load(Ordering::Relaxed) {
             // Whoever waited for a place need not wait for the same end.
-            return Err(self.lost("an event before this one found it so"));
+            return Err(self.lost("an earlier event met the same error"));
         }
         let (size, limit) = (outgoing.size(), connection.nats.max_payload());
         if size > limit {
@@ -316,9 +316,10 @@ impl Client {
         let what = if is_about_hearing(complaint) {
             format!("allow the user to subscribe to `{}.>`, or set `inbox_prefix`", self.config.inbox_prefix)
         } else {
-            "allow the user to publish there".into()
+            "allow the user to publish to this subject".into()
         };
-        Error::unavailable(Code::NOT_PERMITTED, format!("{} says: {complaint}; {what}", self.config.shown))
+        Error::unavailable(Code::NOT_PERMITTED, format!("{} says: {complaint}", self.config.shown))
+            .with_remedy(what)
     }
 
     pub(crate) fn lost(&self, why: &str) -> Error {
@@ -333,7 +334,7 @@ impl Client {
         Error::unavailable(
             Code::UNREACHABLE,
             format!(
-                "no NATS server greeted at {} within {:?}: nobody is there, or it is something else than NATS",
+                "no NATS server sent its greeting at {} within {:?}: no server is there, or it is something else than NATS",
                 self.config.shown, self.config.connect_timeout
             ),
         )
@@ -347,12 +348,12 @@ impl Client {
             ConnectErrorKind::AuthorizationViolation => Error::unavailable(
                 Code::CREDENTIALS,
                 format!(
-                    "{shown} refuses the credentials, or asks for some: check `user`, `token`, `creds` or `nkey`"
+                    "{shown} refuses the credentials, or requires some: check `user`, `token`, `creds` or `nkey`"
                 ),
             ),
             ConnectErrorKind::Authentication => Error::unavailable(
                 Code::CREDENTIALS,
-                "the seed of `nkey` or `creds` cannot sign what the server asks for: check it",
+                "the seed of `nkey` or `creds` cannot sign the server's challenge: check the seed",
             ),
             ConnectErrorKind::TimedOut => self.no_greeting(),
             ConnectErrorKind::Io if speaks_something_else(error) => Error::unavailable(

@@ -1,7 +1,6 @@
 //! What can be configured, in code, in a URL or in a table. `resolved.rs` checks it.
 //!
-//! Secrets go in here and never come out in words: neither `Debug` nor an error shows a password, a token or a
-//! seed.
+//! Secrets are never shown: neither `Debug` nor an error contains a password, a token or a seed.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -13,10 +12,10 @@ use airtight_core::{
 
 /// Where to publish events, and how. Checked by [`crate::NatsSink::new`].
 ///
-/// The field's names are the keys of a URL's query and of a config's table; see [`NatsConfig::KEYS`].
+/// The names of the fields are the keys of a URL's query and of a table in the config; see [`NatsConfig::KEYS`].
 #[derive(Clone)]
 pub struct NatsConfig {
-    /// `host:port`, or several with commas between; 4222 where there is no port. Any of them may be used.
+    /// `host:port`, or several separated by commas; the default port is 4222. Any of the servers may be used.
     pub servers: String,
     /// Whether the connection must be encrypted (`tls://`). A server may ask for it too.
     pub tls: bool,
@@ -26,7 +25,7 @@ pub struct NatsConfig {
     pub password: Option<String>,
     /// A token, instead of a user.
     pub token: Option<String>,
-    /// A credentials file (JWT and seed), read anew for each connection.
+    /// A credentials file (JWT and seed), read again for each connection.
     pub creds: Option<PathBuf>,
     /// The seed of an NKey (`SU…`).
     pub nkey: Option<String>,
@@ -38,12 +37,12 @@ pub struct NatsConfig {
     pub key: Option<PathBuf>,
     /// The subject, a template (`{stream}`).
     pub subject: String,
-    /// The JetStream stream that must take the events. Without it, any stream may that has the subject.
+    /// The JetStream stream that must take the events. If it is not set, any stream with the subject may take them.
     pub stream: Option<String>,
     /// Whether to create `stream` if it is missing (false).
     pub create: bool,
-    /// The subjects of a created stream. Empty means: all that the template can make, where it begins with a token
-    /// of its own.
+    /// The subjects of a created stream. Empty means all subjects that the template can give, which needs a template that
+    /// begins with a literal token.
     pub create_subjects: Vec<String>,
     /// The replicas of a created stream (1).
     pub create_replicas: usize,
@@ -55,7 +54,7 @@ pub struct NatsConfig {
     pub timeout: Duration,
     /// How long connecting to one server may take (5 s).
     pub connect_timeout: Duration,
-    /// How many events may be under way, each of another key (256).
+    /// How many events may be under way, each of a different key (256).
     pub window: usize,
     /// The connection's name in the server's reports (`airtight`).
     pub name: String,
@@ -89,7 +88,7 @@ impl NatsConfig {
         "inbox_prefix",
     ];
 
-    /// The defaults, for these servers: `host:port`, or several with commas between.
+    /// The defaults, for these servers: `host:port`, or several separated by commas.
     pub fn new(servers: impl Into<String>) -> Self {
         Self {
             servers: servers.into(),
@@ -118,7 +117,7 @@ impl NatsConfig {
     }
 
     /// Reads `nats://[user:password@|token@]host[:port][,host…][/SUBJECT][?key=value&…]`; `tls://` and
-    /// `nats+tls://` insist on encryption. Special characters are written as `%XX`.
+    /// `nats+tls://` require encryption. Special characters are written as `%XX`.
     pub fn from_url(url: &str) -> Result<Self> {
         Self::from_url_with(url, Formats::default())
     }

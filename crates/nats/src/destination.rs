@@ -1,4 +1,4 @@
-//! The stream that events go to: whether it is there and fit for them, or made if that is allowed.
+//! The stream that events go to: the sink checks that it exists and fits, and creates it if that is allowed.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ struct Names {
 }
 
 impl Client {
-    /// Finds the stream, or makes it. Where the user may not ask for it, the first event will tell.
+    /// Finds the stream, or creates it. If the user may not look it up, the first event shows whether it exists.
     pub(crate) async fn check_destination(&self, connection: &Arc<Connection>) -> Result<()> {
         match (&self.config().stream, self.config().subject.constant()) {
             (Some(name), _) => self.check_stream(connection, name).await,
@@ -63,7 +63,7 @@ impl Client {
                 None => Err(Error::unavailable(
                     Code::NO_STREAM,
                     format!(
-                        "the stream `{name}` for the subject `{}` does not exist: create it, or set `create=true` to let airtight do so",
+                        "the stream `{name}` for the subject `{}` does not exist: create it, or set `create=true` to let airtight create it",
                         self.config().subject
                     ),
                 )),
@@ -162,14 +162,14 @@ impl Client {
 fn fit(name: &str, config: &StreamConfig) -> Result<()> {
     if config.no_ack {
         let what = format!(
-            "the stream `{name}` is set to `no_ack`: it never says that it has an event; turn that off"
+            "the stream `{name}` is set to `no_ack`, so it never acknowledges an event: turn `no_ack` off"
         );
         return Err(Error::unavailable(Code::NO_ACK, what));
     }
     if config.storage == "memory" {
         tracing::warn!(
             stream = name,
-            "the stream is kept in memory: a server that restarts forgets its events"
+            "the stream is kept in memory: a restart of its server loses its events"
         );
     }
     Ok(())
@@ -178,5 +178,8 @@ fn fit(name: &str, config: &StreamConfig) -> Result<()> {
 fn refused(name: &str, refusal: &Refusal) -> Error {
     let Refusal { code, err_code, description } = refusal;
     let said = printable(description.as_bytes());
-    Error::unavailable(Code::SERVER_ERROR, format!("JetStream says of `{name}`: {said} ({code}, {err_code})"))
+    Error::unavailable(
+        Code::SERVER_ERROR,
+        format!("JetStream reports about the stream `{name}`: {said} ({code}, {err_code})"),
+    )
 }

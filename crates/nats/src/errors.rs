@@ -1,14 +1,14 @@
-//! What JetStream answers, and which errors that makes.
+//! JetStream's answers, and the errors that they become.
 //!
-//! An answer is JSON: where the message is, or what is wrong. Its `err_code` decides; the text is for people.
+//! An answer is JSON: where the message is stored, or what is wrong. Its `err_code` decides; the text is for people.
 
 use airtight_core::{Code, Error, Outcome, Result};
 use serde::Deserialize;
 
-/// How much of a stranger's answer an error shows.
+/// How much of another program's answer an error shows.
 const SHOWN_BYTES: usize = 200;
 
-/// The codes of JetStream's errors that mean something of their own here.
+/// The codes of JetStream's errors that airtight handles one by one.
 pub(crate) mod code {
     pub(crate) const MESSAGE_TOO_LARGE: u32 = 10_054;
     pub(crate) const NAME_IN_USE: u32 = 10_058;
@@ -57,7 +57,7 @@ pub(crate) fn check_answer(subject: &str, expected: Option<&str>, payload: &[u8]
         Some(expected) if expected != answer.stream => Err(Error::unavailable(
             Code::WRONG_STREAM,
             format!(
-                "the subject `{subject}` belongs to the stream `{}`, and `stream` is `{expected}`",
+                "the subject `{subject}` belongs to the stream `{}`, but `stream` is `{expected}`",
                 answer.stream
             ),
         )),
@@ -94,17 +94,16 @@ pub(crate) fn refused(refusal: &Refusal, subject: &str) -> Error {
         }
         code::STORE_FAILED => Error::unavailable(
             Code::STREAM_FULL,
-            format!(
-                "the stream of the subject `{subject}` cannot store events ({said}): raise its limits, or let it discard old messages"
-            ),
-        ),
+            format!("the stream of the subject `{subject}` cannot store events ({said})"),
+        )
+        .with_remedy("raise the stream's limits, or let it discard old messages"),
         code::TOO_MANY_REQUESTS => Error::retryable(Code::BUSY, format!("the stream is busy ({said})")),
         // 503 and the like: no resources, no leader, no JetStream for this account.
         _ if *status >= 500 => Error::unavailable(
             Code::SERVER_ERROR,
-            format!("JetStream cannot take events now: {said} ({err_code})"),
+            format!("JetStream cannot accept events now: {said} ({err_code})"),
         ),
-        // Not known here; perhaps it passes, and if it does not, the event is dead in the end.
+        // An unknown reason. It may pass; if it does not, the event becomes dead in the end.
         _ => {
             Error::retryable(Code::SERVER_ERROR, format!("JetStream refused the event: {said} ({err_code})"))
         }
@@ -116,7 +115,7 @@ pub(crate) fn destination(subject: &str) -> String {
     format!("subject {subject}")
 }
 
-/// Whether an error is about the subject, or its stream, and says nothing of other subjects.
+/// Whether an error is about the subject or its stream, and says nothing about other subjects.
 pub(crate) fn is_about_subject(error: &Error) -> bool {
     const CODES: [Code; 5] =
         [Code::NO_STREAM, Code::WRONG_STREAM, Code::NOT_JETSTREAM, Code::SEALED, Code::STREAM_FULL];
@@ -124,13 +123,17 @@ pub(crate) fn is_about_subject(error: &Error) -> bool {
 }
 
 pub(crate) fn no_stream(subject: &str, stream: Option<&str>) -> Error {
-    let what = match stream {
-        None => "create one, or set `stream` and `create=true` to let airtight do so".to_owned(),
+    let remedy = match stream {
+        None => {
+            "create a stream with this subject, or set `stream` and `create=true` to let airtight create it"
+                .to_owned()
+        }
         Some(name) => format!(
-            "create `{name}` with it, or set `create=true` to let airtight do so if `{name}` is missing"
+            "create the stream `{name}` with this subject, or set `create=true` to let airtight create `{name}` if it is missing"
         ),
     };
-    Error::unavailable(Code::NO_STREAM, format!("no stream takes the subject `{subject}`: {what}"))
+    Error::unavailable(Code::NO_STREAM, format!("no stream takes the subject `{subject}`"))
+        .with_remedy(remedy)
 }
 
 pub(crate) fn too_large(size: usize, limit: usize, whose: &str) -> Error {
@@ -154,10 +157,9 @@ fn not_a_stream(subject: &str, payload: &[u8]) -> Error {
     let said = printable(payload);
     Error::unavailable(
         Code::NOT_JETSTREAM,
-        format!(
-            "something else than a stream answers on the subject `{subject}` (`{said}`): publish to a subject that no service listens to"
-        ),
+        format!("the answer on the subject `{subject}` did not come from a stream (`{said}`)"),
     )
+    .with_remedy("publish to a subject that no other service subscribes to")
 }
 
 /// The first bytes as text without control characters.

@@ -1,4 +1,4 @@
-//! A config on its way into checked types. Needs no network.
+//! Turns a config into checked types. Needs no network.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -147,7 +147,7 @@ impl NatsConfig {
         }
         let subjects = match self.create_subjects.as_slice() {
             [] => vec![subject::all_of(template).ok_or_else(|| {
-                let why = "must be set: the subject's template does not begin with a token of its own";
+                let why = "must be set: the subject's template does not begin with a literal token";
                 bad("create_subjects", format!("{why} (`orders.{{event_type}}` would be `orders.>`)"))
             })?],
             given => given.to_vec(),
@@ -155,7 +155,7 @@ impl NatsConfig {
         if let Some(wrong) = subjects.iter().find(|subject| !subject::is_filter(subject)) {
             return Err(bad(
                 "create_subjects",
-                format!("has `{}`, which is no subject", wrong.escape_debug()),
+                format!("has `{}`, which is not a subject", wrong.escape_debug()),
             ));
         }
         Ok(Some(Created { subjects, replicas: self.create_replicas }))
@@ -170,7 +170,7 @@ fn servers(text: &str, tls: bool) -> Result<Vec<ServerAddr>> {
         let server = server.trim();
         let address = format!("{scheme}://{server}").parse::<ServerAddr>().ok();
         address.filter(|_| !server.is_empty() && !server.contains(['@', '/', ' '])).ok_or_else(|| {
-            bad("servers", "must be host:port, or several with commas between, like n1:4222,n2:4222")
+            bad("servers", "must be host:port, or several separated by commas, like n1:4222,n2:4222")
         })
     };
     text.split(',').map(parse).collect()

@@ -1,4 +1,4 @@
-//! Which subjects NATS takes.
+//! Which subjects NATS accepts.
 //!
 //! A subject is tokens with dots between, and an event's fields may hold anything. The server itself checks little
 //! of what a client publishes to: it would store a wildcard as if it were a name, and take an event for
@@ -22,7 +22,7 @@ pub(crate) fn check(subject: &str) -> Result<()> {
         Err(Error::permanent(Code::BAD_NAME, message))
     };
     if subject.len() > MAX_SUBJECT {
-        return bad(&format!("it has {} bytes, and {MAX_SUBJECT} are the most", subject.len()));
+        return bad(&format!("it has {} bytes, and the limit is {MAX_SUBJECT}", subject.len()));
     }
     if subject.chars().any(|c| c.is_whitespace() || c.is_control()) {
         return bad("it has spaces or control characters");
@@ -35,7 +35,7 @@ pub(crate) fn check(subject: &str) -> Result<()> {
     }
     // Requests to the server itself. Key-value buckets are ordinary streams.
     if subject.starts_with('$') && !subject.starts_with("$KV.") {
-        return bad("what begins with `$` belongs to the server");
+        return bad("subjects that begin with `$` belong to the server");
     }
     Ok(())
 }

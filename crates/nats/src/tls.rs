@@ -1,4 +1,4 @@
-//! Whom an encrypted connection trusts.
+//! TLS: which authorities are trusted, and the client's own certificate.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,7 +33,7 @@ pub(crate) fn client_config(
                 return Err(bad(
                     "tls",
                     format!(
-                        "is asked for, and the system's root certificates cannot be read ({error}): install ca-certificates, or set `ca`"
+                        "is requested, but the system's root certificates cannot be read ({error}): install ca-certificates, or set `ca`"
                     ),
                 ));
             }

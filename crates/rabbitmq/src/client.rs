@@ -1,11 +1,11 @@
-//! The connection: made when it is needed, given up when it is in doubt, and shared by everyone meanwhile.
+//! The connection: it is made when it is needed, given up when it may be broken, and shared by all calls in between.
 //!
-//! lapin's own recovery stays off: it repeats what it had queued, and a caller cannot tell what became of it. Here a
-//! broken connection is an error for whatever was under way, and the next call makes a new one.
+//! lapin's own recovery stays off: it repeats what it had queued, and a caller cannot tell which messages arrived. Here a
+//! broken connection is an error for every message under way, and the next call makes a new connection.
 //!
-//! Each message has a channel to itself until it is confirmed. AMQP would allow many on one, but then one that the
-//! broker refuses takes the rest down with it, and lapin hands a returned message to whichever confirmation comes
-//! next: an unroutable event would be reported delivered. Channels are cheap, and used again.
+//! Each message has its own channel until it is confirmed. AMQP allows many messages on one channel. But then a message
+//! that the broker refuses fails the others too, and lapin hands a returned message to whichever confirmation comes
+//! next, so an unroutable event would be reported as delivered. Channels are cheap, and are used again.
 
 use std::{
     collections::HashSet,
@@ -42,7 +42,7 @@ use crate::{
 
 /// How long a broker that has not confirmed a message may take to show that it is there at all.
 const PROBE: Duration = Duration::from_secs(2);
-/// How long a farewell may take.
+/// How long closing a connection may take.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How many declared names are remembered; past that, they are declared again.
 const DECLARED: usize = 10_000;
@@ -50,11 +50,11 @@ const DECLARED: usize = 10_000;
 /// One broker, and the connection to it while there is one.
 pub(crate) struct Client {
     config: Arc<Resolved>,
-    state: tokio::sync::Mutex<State>,
+    state: tokio::sync::Mutex<ConnectionState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectionState {
     link: Option<Arc<Link>>,
     /// When the last attempt to connect failed, and why.
     failed: Option<(Instant, Error)>,
@@ -94,7 +94,7 @@ impl Client {
         }
     }
 
-    /// Says goodbye, if there is somebody to say it to.
+    /// Closes the connection, if there is one.
     pub(crate) async fn close(&self) {
         let link = self.state.lock().await.link.take();
         if let Some(link) = link.filter(|link| link.is_up()) {
@@ -252,7 +252,7 @@ impl Link {
         }
     }
 
-    /// A late answer is one thing if the broker is there, and another if it is not: then everyone is too late.
+    /// The error for a late answer: it is about one message if the broker still answers, and about all if it does not.
     async fn too_late(&self) -> Error {
         let (address, within) = (&self.config.address, self.config.timeout);
         match timeout(PROBE, self.connection.create_channel()).await {
@@ -261,13 +261,10 @@ impl Link {
                 format!("{address} did not confirm the message within {within:?}"),
             ),
             _ => {
-                // Nobody shall wait for it any longer.
+                // No call shall wait for this connection any longer.
                 self.given_up.store(true, Ordering::Relaxed);
                 let _ = self.socket.0.shutdown(Shutdown::Both);
-                Error::unavailable(
-                    Code::TIMEOUT,
-                    format!("{address} does not answer: nothing for {within:?}"),
-                )
+                Error::unavailable(Code::TIMEOUT, format!("{address} has not answered for {within:?}"))
             }
         }
     }
@@ -406,7 +403,8 @@ async fn establish(config: &Resolved) -> Result<(Connection, Socket)> {
     let stream = timeout_at(deadline, secured)
         .await
         .map_err(|_| {
-            too_late("took the connection and did not answer in TLS: is this RabbitMQ's port for TLS?")
+            too_late("accepted the connection and did not answer in TLS")
+                .with_remedy("check that the port is RabbitMQ's for TLS")
         })?
         .map_err(|error| errors::no_tls(config, &error))?;
 
@@ -423,7 +421,10 @@ async fn establish(config: &Resolved) -> Result<(Connection, Socket)> {
     let connection =
         timeout_at(deadline, Connection::connector(config.uri.clone(), runtime, hand_over, properties))
             .await
-            .map_err(|_| too_late("took the connection and did not answer as RabbitMQ would: check the port, and whether the broker hangs"))?
+            .map_err(|_| {
+                too_late("accepted the connection and did not answer as RabbitMQ would")
+                    .with_remedy("check the port, and whether the broker is stuck")
+            })?
             .map_err(failed)?;
     Ok((connection, socket))
 }

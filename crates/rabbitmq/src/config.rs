@@ -1,7 +1,6 @@
 //! What can be configured, in code, in a URL or in a table. `resolved.rs` checks it.
 //!
-//! The password goes in here and never comes out in words: neither `Debug` nor an error shows it, and a URL that
-//! cannot be read is not repeated.
+//! The password is never shown: neither `Debug` nor an error contains it, and a URL that cannot be parsed is not repeated.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -22,13 +21,15 @@ pub enum QueueType {
     Quorum,
 }
 
-/// What becomes of an event that the exchange has no queue for.
+/// What happens to an event that the exchange has no queue for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unroutable {
-    /// It waits, and all others with it, until somebody has made the binding: nothing is lost, and nothing is dead.
+    /// The event waits until a queue is bound, and so do all events with the same routing key, or all events if the routing
+    /// key is the same for all. Nothing is lost, and no event becomes dead.
     #[default]
     Wait,
-    /// It is dead-lettered, and the others go on: for routing keys made from fields of which nobody needs all.
+    /// The event becomes dead, and delivery of the others continues. For routing keys that are made from fields, when not
+    /// all of them have a consumer.
     Dead,
 }
 
@@ -43,7 +44,7 @@ pub struct RabbitmqConfig {
     pub port: u16,
     /// The virtual host (`/`).
     pub vhost: String,
-    /// Who to log in as (`guest`, whom a broker lets in from its own machine only).
+    /// The user (`guest`, which a broker accepts only from its own machine).
     pub username: String,
     /// The password (`guest`).
     pub password: String,
@@ -57,7 +58,7 @@ pub struct RabbitmqConfig {
     pub exchange_type: String,
     /// The type of a declared queue.
     pub queue_type: QueueType,
-    /// What becomes of an event that no queue wants.
+    /// What happens to an event that no queue takes.
     pub unroutable: Unroutable,
     /// What a message looks like.
     pub format: Format,
@@ -67,9 +68,9 @@ pub struct RabbitmqConfig {
     pub timeout: Duration,
     /// How long connecting and logging in may take (5 s).
     pub connect_timeout: Duration,
-    /// How many messages may be under way, each of another key (128).
+    /// How many messages may be under way, each of a different key (128).
     pub window: usize,
-    /// A connection on which nothing was heard for twice this long is given up (10 s); whole seconds.
+    /// The connection is given up if the broker sends nothing for twice this long (10 s); whole seconds.
     pub heartbeat: Duration,
     /// A file of certificates (PEM) to trust besides the system's.
     pub ca: Option<PathBuf>,

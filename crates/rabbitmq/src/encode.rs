@@ -1,8 +1,7 @@
 //! From an event to a message: exchange, routing key, properties, headers, body.
 //!
-//! Only two things about an event can make it unsendable: a name that AMQP cannot carry, and size. Everything else
-//! that AMQP's short strings or the broker's own headers would trip over is written differently, and none of it is
-//! left out.
+//! An event cannot be sent for only two reasons: a name that AMQP cannot carry, and its size. Everything else that does not
+//! fit AMQP's short strings, or clashes with the broker's own headers, is written differently, and none of it is left out.
 
 use airtight_core::{
     Code, Error, Event, Preview, Result,

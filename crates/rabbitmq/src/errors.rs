@@ -1,7 +1,7 @@
-//! The table from what the broker and the network say to classes.
+//! The class of each error of the broker and the network.
 //!
-//! A message has its channel to itself, so what the broker says of a channel it says of that message. What it says
-//! of the connection meets everyone on it.
+//! Each message has its own channel, so an error of a channel is about that message. An error of the connection concerns
+//! all messages on it.
 
 use airtight_core::{Code, Error, error::root_cause};
 use lapin::{ErrorKind, message::BasicReturnMessage, protocol::AMQPError, uri::AMQPScheme};
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(crate) enum Doing<'a> {
     Connecting,
-    /// Looking at a destination, or declaring it, in words; and whether it is the same for all events.
+    /// Checking or declaring a destination, which the text names; and whether it is the same for all events.
     Preparing(&'a str, bool),
     Publishing(&'a Outgoing),
 }
@@ -29,26 +29,25 @@ pub(crate) fn classify(config: &Resolved, error: &lapin::Error, doing: Doing<'_>
         ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) => wrong_protocol(config),
         ErrorKind::MissingHeartbeatError => Error::unavailable(
             Code::CONNECTION_LOST,
-            format!("nothing was heard from {address} for too long, and the connection was given up"),
+            format!("{address} sent nothing for too long, and the connection was given up"),
         ),
         ErrorKind::ChannelsLimitReached => Error::unavailable(
             Code::TOO_MANY_CHANNELS,
-            format!(
-                "{address} allows no more channels on a connection: lower `window`, or raise its channel_max"
-            ),
-        ),
-        // Without a word from the broker, and with the connection still there.
+            format!("{address} allows no more channels on a connection"),
+        )
+        .with_remedy("lower `window`, or raise the broker's channel_max"),
+        // The broker gave no reason, and the connection is still up.
         ErrorKind::InvalidChannel(_) | ErrorKind::InvalidChannelState(..) if up => {
             Error::retryable(Code::CHANNEL_CLOSED, format!("the channel to {address} was closed: {error}"))
         }
         _ if matches!(doing, Doing::Connecting) => Error::unavailable(
             Code::UNREACHABLE,
             format!(
-                "{address} ended the connection before it was one of AMQP ({}): check host and port; {}",
-                root_cause(error),
-                hint(config)
+                "{address} ended the connection before the AMQP handshake was complete ({})",
+                root_cause(error)
             ),
-        ),
+        )
+        .with_remedy(check_port(config)),
         _ => Error::unavailable(
             Code::CONNECTION_LOST,
             format!("the connection to {address} broke: {}", root_cause(error)),
@@ -88,18 +87,20 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
         (403, Doing::Connecting) => Error::unavailable(
             Code::CREDENTIALS,
             format!(
-                "{address} does not let the user `{}` in: check user and password ({text})",
+                "{address} does not accept the user `{}` with this password ({text})",
                 config.uri.authority.userinfo.username
             ),
-        ),
+        )
+        .with_remedy("correct the user and the password"),
         (402 | 530, _) => Error::unavailable(
             Code::NO_VHOST,
-            format!(
-                "{address} has no virtual host `{vhost}`, or not for this user: the URL's path names it, none is `/`, and a slash in it is written %2F ({text})"
-            ),
+            format!("{address} has no virtual host `{vhost}`, or not for this user ({text})"),
+        )
+        .with_remedy(
+            "create it, grant the user access to it, or correct the path of the URL, which names it; without a path it is `/`, and a slash in its name is written %2F",
         ),
         (403, Doing::Preparing(what, everyones)) if text.contains("reserved prefix") => {
-            let message = format!("the broker keeps the name of {what} for itself: {text}");
+            let message = format!("the broker reserves the name of {what} for itself: {text}");
             if everyones {
                 Error::unavailable(Code::BAD_NAME, message)
             } else {
@@ -108,14 +109,16 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
         }
         (403, Doing::Preparing(what, _)) => Error::unavailable(
             Code::NOT_PERMITTED,
-            format!(
-                "the user may not declare {what}: grant it, or declare it yourself and set `declare` to false ({text})"
-            ),
+            format!("the user may not declare {what} ({text})"),
+        )
+        .with_remedy(
+            "grant the user the right to configure it, or declare it yourself and set `declare` to false",
         ),
         (403, Doing::Publishing(message)) => Error::unavailable(
             Code::NOT_PERMITTED,
-            format!("the user may not write to {}: grant it ({text})", message.destination()),
-        ),
+            format!("the user may not write to {} ({text})", message.destination()),
+        )
+        .with_remedy("grant the user the right to write"),
         (404, Doing::Preparing(what, _)) => missing(config, what, text),
         // The routing key has nothing to do with it.
         (404, Doing::Publishing(message)) => {
@@ -123,10 +126,9 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
         }
         (406, Doing::Preparing(what, _)) => Error::unavailable(
             Code::DECLARED_DIFFERENTLY,
-            format!(
-                "there is {what} already, with other settings: set `exchange_type` or `queue_type` to what it is, or `declare` to false ({text})"
-            ),
-        ),
+            format!("{what} exists already, with other settings ({text})"),
+        )
+        .with_remedy("set `exchange_type` or `queue_type` to its type, or set `declare` to false"),
         (311, Doing::Publishing(message)) => too_large(message, text),
         (406, Doing::Publishing(message)) if text.contains("size") => too_large(message, text),
         (406, Doing::Publishing(_)) => {
@@ -135,8 +137,8 @@ fn meaning(config: &Resolved, said: &AMQPError, doing: Doing<'_>) -> Error {
         (320, _) => {
             Error::unavailable(Code::CONNECTION_LOST, format!("{address} ended the connection: {text}"))
         }
-        // Faults of a kind that a single message could cause, though it should not: its attempts are counted, so
-        // that it cannot hold up everyone for ever.
+        // A single message could cause such an error, though it should not. Its attempts are counted, so that it
+        // cannot block all other messages forever.
         (code, Doing::Publishing(_)) => {
             Error::retryable(Code::SERVER_ERROR, format!("{address} answered with error {code}: {text}"))
         }
@@ -151,14 +153,22 @@ fn missing(config: &Resolved, what: &str, text: &str) -> Error {
         Some(queue) => (Code::NO_QUEUE, format!("there is no queue `{queue}`")),
         None => (Code::NO_EXCHANGE, format!("there is no {what}")),
     };
-    Error::unavailable(code, format!("{what}: {} ({text})", remedy(config)))
+    with_way_out(config, Error::unavailable(code, format!("{what}{} ({text})", deleted(config))))
 }
 
-/// What makes a destination that is missing.
-fn remedy(config: &Resolved) -> &'static str {
+/// Why a destination is missing, if that is known.
+fn deleted(config: &Resolved) -> &'static str {
     match config.declare {
-        None => "create it, or set `declare` to true",
-        Some(_) => "it was deleted after it had been declared, and is declared again at the next try",
+        None => "",
+        Some(_) => ": it was deleted after it had been declared, and is declared again at the next attempt",
+    }
+}
+
+/// Adds how to create a destination that is missing. A sink that declares destinations needs no remedy.
+fn with_way_out(config: &Resolved, error: Error) -> Error {
+    match config.declare {
+        None => error.with_remedy("create it, or set `declare` to true"),
+        Some(_) => error,
     }
 }
 
@@ -170,7 +180,7 @@ fn too_large(message: &Outgoing, text: &str) -> Error {
     )
 }
 
-/// The one part of a message that must fit into a frame. Sent, it would cost everyone the connection.
+/// The error for headers that do not fit into one frame. Sent, they would end the connection for all messages.
 pub(crate) fn headers_too_large(message: &Outgoing, frame_max: usize) -> Error {
     let bytes = message.header_frame;
     Error::permanent(
@@ -179,24 +189,27 @@ pub(crate) fn headers_too_large(message: &Outgoing, frame_max: usize) -> Error {
     )
 }
 
-/// A message that came back.
+/// The error for a message that the broker returned.
 pub(crate) fn unroutable(config: &Resolved, message: &Outgoing, returned: &BasicReturnMessage) -> Error {
     let destination = message.destination();
-    let text = match message.exchange.as_str() {
-        "" => format!("there is no {destination}: {}", remedy(config)),
-        _ => format!(
-            "no queue is bound there for {destination}: bind one, or give the exchange an alternate one"
-        ),
+    let is_queue = message.exchange.as_str().is_empty();
+    let text = match is_queue {
+        true => format!("there is no {destination}{}", deleted(config)),
+        false => format!("no queue is bound for {destination}"),
     };
     let text = format!("{text} ({})", returned.reply_text);
     let narrow = config.narrow(message.exchange.as_str(), message.routing_key.as_str());
-    match config.unroutable {
+    let error = match config.unroutable {
         Unroutable::Wait => about(Error::unavailable(Code::UNROUTABLE, text), narrow),
         Unroutable::Dead => Error::permanent(Code::UNROUTABLE, text),
+    };
+    match is_queue {
+        true => with_way_out(config, error),
+        false => error.with_remedy("bind a queue, or give the exchange an alternate exchange"),
     }
 }
 
-/// The broker took the message and could not keep it. That is no event's fault, however long it lasts.
+/// The broker received the message and could not store it. The event is not the cause, however long this lasts.
 pub(crate) fn nacked(config: &Resolved, message: &Outgoing) -> Error {
     let error = Error::unavailable(
         Code::NACK,
@@ -215,22 +228,20 @@ pub(crate) fn lost(config: &Resolved) -> Error {
 pub(crate) fn blocked(config: &Resolved, reason: &str) -> Error {
     Error::unavailable(
         Code::BLOCKED,
-        format!("{} takes no messages until its alarm is over: {reason}", config.address),
+        format!("{} accepts no messages until its alarm is over: {reason}", config.address),
     )
 }
 
 pub(crate) fn wrong_protocol(config: &Resolved) -> Error {
-    Error::unavailable(
-        Code::WRONG_PROTOCOL,
-        format!("{} does not speak AMQP 0-9-1: check host and port; {}", config.address, hint(config)),
-    )
+    Error::unavailable(Code::WRONG_PROTOCOL, format!("{} does not speak AMQP 0-9-1", config.address))
+        .with_remedy(check_port(config))
 }
 
-/// The mistake that is made most often.
-fn hint(config: &Resolved) -> &'static str {
+/// The most frequent mistakes.
+fn check_port(config: &Resolved) -> &'static str {
     match config.uri.scheme {
-        AMQPScheme::AMQP => "if it is RabbitMQ's port for TLS, write amqps://",
-        AMQPScheme::AMQPS => "is it RabbitMQ's port for TLS (5671)?",
+        AMQPScheme::AMQP => "check host and port; if it is RabbitMQ's port for TLS, write amqps://",
+        AMQPScheme::AMQPS => "check that host and port are RabbitMQ's for TLS (5671)",
     }
 }
 
@@ -238,9 +249,12 @@ pub(crate) fn no_tls(config: &Resolved, error: &std::io::Error) -> Error {
     Error::unavailable(
         Code::TLS,
         format!(
-            "no TLS with {}: {}; check that the port is RabbitMQ's for TLS, and that its certificate is for this host and from an authority that `ca` or the system knows",
+            "TLS with {} fails: {}",
             config.address,
             root_cause(error)
         ),
+    )
+    .with_remedy(
+        "check that the port is RabbitMQ's for TLS, and that its certificate is for this host and from an authority that `ca` or the system trusts",
     )
 }

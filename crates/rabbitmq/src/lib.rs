@@ -1,4 +1,4 @@
-//! Events to RabbitMQ, by AMQP 0-9-1, with publisher confirms.
+//! Delivers events to RabbitMQ over AMQP 0-9-1, with publisher confirms.
 //!
 //! ```no_run
 //! # fn main() -> airtight_core::Result<()> {
@@ -11,10 +11,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Where to
+//! # The URL and its keys
 //!
-//! `amqp://user:password@host:5672/VHOST?key=value`, or `amqps://` (port 5671). The path is the virtual host, by
-//! AMQP's rules: without one it is `/`, and a slash in its name is written `%2F`. Without a user it is `guest`.
+//! The URL is `amqp://user:password@host:5672/VHOST?key=value`, or `amqps://` (port 5671). The path is the virtual host, by
+//! AMQP's rules: without a path it is `/`, and a slash in its name is written `%2F`. The default user is `guest`.
 //!
 //! | key | default | |
 //! | --- | --- | --- |
@@ -23,24 +23,24 @@
 //! | `declare` | `false` | declare the exchange, or with the default exchange the queue, before its first message; durable |
 //! | `exchange_type` | `topic` | `direct`, `fanout`, `headers`, `topic` or a plugin's `x-…` |
 //! | `queue_type` | `classic` | or `quorum` |
-//! | `unroutable` | `wait` | what becomes of an event that no queue wants: `wait` or `dead`; see below |
+//! | `unroutable` | `wait` | what happens to an event that no queue takes: `wait` or `dead`; see below |
 //! | `format` | `envelope` | see [`airtight_core::format`] |
-//! | `timeout` | `10s` | for a message to be confirmed |
-//! | `connect_timeout` | `5s` | for connecting and logging in |
-//! | `window` | `128` | messages under way, each of another key and on a channel of its own |
-//! | `heartbeat` | `10s` | a connection on which nothing was heard for twice as long is given up |
-//! | `ca` | | a file of certificates to trust besides the system's |
+//! | `timeout` | `10s` | how long the broker may take to confirm a message |
+//! | `connect_timeout` | `5s` | how long connecting and logging in may take |
+//! | `window` | `128` | how many messages may be under way, each of a different key and on its own channel |
+//! | `heartbeat` | `10s` | the connection is given up if the broker sends nothing for twice as long |
+//! | `ca` | | a file of certificates to trust, in addition to the system's |
 //! | `name` | `airtight` | the connection's name in the broker's tools |
 //!
 //! # What a message looks like
 //!
-//! Persistent (`delivery_mode` 2), with the event's id as `message_id`, its type as `type`, its time as `timestamp`
-//! (in seconds) and the `content_type`; the rest is as the format says. Header values are long strings, in UTF-8.
-//! AMQP's names have at most 255 bytes, and a broker gives a meaning to some headers of its own:
+//! A message is persistent (`delivery_mode` 2). It has the event's id as `message_id`, its type as `type`, its time as
+//! `timestamp` (in seconds) and the `content_type`; the format decides the rest. Header values are long strings, in UTF-8.
+//! AMQP's names have at most 255 bytes, and some headers have a meaning to the broker:
 //!
-//! - an id or type that is longer is left out of the properties; the format has it elsewhere;
-//! - headers with longer names are collected in one, `airtight-long-names`, a JSON object;
-//! - the event's headers `CC` and `BCC`, by which a broker would route, are written `header.CC` and `header.BCC`.
+//! - a longer id or type is left out of the properties; the format carries it elsewhere;
+//! - headers with longer names are collected in one header, `airtight-long-names`, a JSON object;
+//! - the event's headers `CC` and `BCC`, which a broker would use for routing, are written `header.CC` and `header.BCC`.
 //!
 //! # What an answer means
 //!
@@ -48,39 +48,41 @@
 //! | --- | --- |
 //! | confirmed (`basic.ack`) | delivered |
 //! | returned: no queue for it | unavailable `unroutable`, or permanent with `unroutable = "dead"` |
-//! | not stored (`basic.nack`): a full queue with `reject-publish`, a fault of the queue | unavailable `nack` |
+//! | not stored (`basic.nack`): the queue is full with `reject-publish`, or failed | unavailable `nack` |
 //! | no exchange or queue of that name (404) | unavailable `no_exchange`, `no_queue` |
-//! | there is one with other settings (406) | unavailable `declared_differently` |
-//! | no right to it (403) | unavailable `not_permitted` |
+//! | the exchange or queue exists with other settings (406) | unavailable `declared_differently` |
+//! | the user lacks a right (403) | unavailable `not_permitted` |
 //! | wrong user or password; no such virtual host (530) | unavailable `credentials`, `no_vhost` |
 //! | over `max_message_size`; headers over `frame_max` | permanent `too_large` |
 //! | a routing key or exchange of more than 255 bytes; a queue to be declared as `amq.…` | permanent `bad_name` |
-//! | refused for something else in it (406) | permanent `refused` |
+//! | refused for another reason in the message (406) | permanent `refused` |
 //! | an alarm of the broker, for memory or disk (`connection.blocked`) | unavailable `blocked` |
-//! | no confirmation in time, from a broker that is there; from one that is not | retryable, unavailable `timeout` |
-//! | nobody there, another protocol, no TLS, a lost connection | unavailable `unreachable`, `wrong_protocol`, `tls`, `connection_lost` |
+//! | no confirmation in time; no answer from the broker at all | retryable `timeout`; unavailable `timeout` |
+//! | no connection, another protocol, no TLS, a lost connection | unavailable `unreachable`, `wrong_protocol`, `tls`, `connection_lost` |
 //!
-//! Where exchange or routing key are templates, 403, 404 and 406 are about that exchange alone, and `unroutable` and `nack`
-//! about that routing key: events for others go on.
+//! If the exchange or the routing key is a template, 403, 404 and 406 are about that exchange alone, and `unroutable` and
+//! `nack` about that routing key alone: events for other destinations are still delivered.
 //!
-//! **An unroutable event** waits, as for a missing topic, even if its routing key is made from its own fields: the event is
-//! sound, the binding is missing, and once an operator has made it the event can go. Until then all with that routing key
-//! wait, and none is dead. Where routing keys are many and nobody needs all of them, that is the wrong answer: say `unroutable = "dead"`, or give the exchange an alternate one, which takes what nobody else does.
+//! **An unroutable event** waits, even if its routing key is made from its own fields: the event is valid and the binding is
+//! missing, and the event can be delivered as soon as an operator has bound a queue. Until then all events with that routing
+//! key wait, and none becomes dead. If there are many routing keys, and not all of them have a consumer, set
+//! `unroutable = "dead"`, or give the exchange an alternate exchange, which takes the messages that no queue takes.
 //!
 //! # What a confirmation promises, and what it does not
 //!
 //! RabbitMQ confirms a persistent message when every queue that it was routed to has it: a durable classic queue when
-//! it is on that node's disk, a quorum queue when a majority of its nodes has it on theirs. It does not promise
+//! the message is on that node's disk, a quorum queue when a majority of its nodes has it on disk. A confirmation does not
+//! promise
 //!
-//! - anything for queues that are not durable, which a restart empties, and exchanges that are not, which it deletes;
-//! - that a queue keeps it: `x-message-ttl`, `x-max-length` without `reject-publish` and a purge take confirmed
+//! - anything for queues and exchanges that are not durable: a restart empties these queues and deletes these exchanges;
+//! - that a queue keeps the message: `x-message-ttl`, `x-max-length` without `reject-publish` and a purge remove confirmed
 //!   messages;
 //! - that a classic queue survives the loss of its node's disk;
-//! - that a queue itself survives a crash within a second or so of its declaration (seen with 3.10: it was forgotten,
-//!   and the messages with it);
-//! - that the *right* queues were bound. One is enough for a confirmation.
+//! - that a queue itself survives a crash within about a second of its declaration (observed with 3.10: the queue and its
+//!   messages were lost);
+//! - that the *right* queues were bound. One queue is enough for a confirmation.
 //!
-//! After a lost connection the messages under way are sent again: consumers see some twice, with the same id.
+//! After a lost connection the messages under way are sent again: consumers see some of them twice, with the same id.
 
 mod client;
 mod config;

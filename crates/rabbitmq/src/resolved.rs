@@ -1,4 +1,4 @@
-//! A config on its way into checked types. Needs no network.
+//! Turns a config into checked types. Needs no network.
 
 use std::time::Duration;
 
@@ -84,7 +84,10 @@ impl RabbitmqConfig {
         let exchange = template("exchange", &self.exchange)?;
         let routing_key = template("routing_key", &self.routing_key)?;
         if exchange.is_none() && routing_key.is_none() {
-            return Err(bad("routing_key", "is empty, and so is `exchange`: one of them must say where to"));
+            return Err(bad(
+                "routing_key",
+                "is empty, and so is `exchange`: one of them must say where events go",
+            ));
         }
         for (key, duration) in [("timeout", self.timeout), ("connect_timeout", self.connect_timeout)] {
             if duration.is_zero() {
@@ -152,7 +155,7 @@ impl RabbitmqConfig {
         if routing_key.and_then(Template::constant).is_some_and(|name| name.starts_with("amq.")) {
             return Err(bad(
                 "routing_key",
-                "begins with `amq.`, which the broker keeps for queues of its own",
+                "begins with `amq.`, which the broker reserves for its own queues",
             ));
         }
         let mut arguments = FieldTable::default();

@@ -81,6 +81,6 @@ async fn one_destination_for_all_is_not_named_and_advice_fits_the_config() {
     hand.delete_queue(&queue).await;
     let outcomes = declaring.deliver(&[delivery(2, "a")]).await;
     let error = error_of(&outcomes[0]);
-    assert!(error.message().contains("declared again at the next try"), "{error}");
+    assert!(error.message().contains("declared again at the next attempt"), "{error}");
     assert_eq!(letters(&declaring.deliver(&[delivery(2, "a")]).await), "d");
 }

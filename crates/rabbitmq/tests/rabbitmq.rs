@@ -220,7 +220,7 @@ async fn exchanges_are_declared_and_one_with_other_settings_is_explained() {
     let of_queue = sink(&url, &[("routing_key", &transient), ("declare", "true")]).open().await.unwrap_err();
     for error in [of_open, of_event, of_queue] {
         assert_eq!((error.class(), error.code()), (Class::Unavailable, "declared_differently"));
-        assert!(error.message().contains("`declare` to false"), "{error}");
+        assert!(error.to_string().contains("`declare` to false"), "{error}");
     }
     hand.delete_queue(&transient).await;
     hand.delete_queue(&queue).await;

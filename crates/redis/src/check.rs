@@ -1,4 +1,4 @@
-//! What is checked before the first event: that this is a Redis which can take events, and what it promises of them.
+//! The checks before the first event: that the server is a Redis that can take events, and how durable it is.
 
 use std::{collections::HashMap, sync::atomic::Ordering};
 
@@ -29,7 +29,10 @@ pub(crate) async fn open(client: &Client) -> Result<()> {
                 warn(client, &mut connection, &info).await?;
             }
         }
-        _ => tracing::debug!(address = client.address, "INFO is not allowed: the server goes unchecked"),
+        _ => tracing::debug!(
+            address = client.address,
+            "the user may not use INFO, so the server is not checked"
+        ),
     }
     client.keep(connection);
     Ok(())
@@ -48,7 +51,7 @@ fn suits(client: &Client, info: &Info<'_>) -> Result<()> {
             let (major, minor) = oldest;
             return refuse(
                 Code::SERVER_TOO_OLD,
-                format!("is Redis {version}, and {major}.{minor} is the oldest that will do"),
+                format!("is Redis {version}, and {major}.{minor} or later is required"),
             );
         }
     }
@@ -72,11 +75,11 @@ fn suits(client: &Client, info: &Info<'_>) -> Result<()> {
 pub(crate) fn too_few_replicas(address: &str, have: i64, wanted: u32) -> Error {
     Error::unavailable(
         Code::TOO_FEW_REPLICAS,
-        format!("{have} replicas of {address} have the events, and `wait_replicas` wants {wanted}"),
+        format!("{have} replicas of {address} have the events, and `wait_replicas` is {wanted}"),
     )
 }
 
-/// Says once what this server's `delivered` is worth.
+/// Logs once how durable delivered events are on this server.
 async fn warn(client: &Client, connection: &mut Connection, info: &Info<'_>) -> Result<()> {
     let address = &client.address;
     if info.get("aof_enabled") == Some(&"0") {
@@ -87,18 +90,18 @@ async fn warn(client: &Client, connection: &mut Connection, info: &Info<'_>) -> 
     } else if let Some(when) =
         client.setting(connection, "appendfsync").await?.filter(|when| when != "always")
     {
-        let lost = if when == "everysec" { "about a second" } else { "the last half minute or so" };
+        let lost = if when == "everysec" { "about a second" } else { "about the last half minute" };
         tracing::warn!(
             address,
             appendfsync = when,
-            "a crash of its host loses {lost} of delivered events; `appendfsync always` loses none"
+            "a crash of Redis's host loses {lost} of delivered events; with `appendfsync always` it loses none"
         );
     }
     if let Some(policy) = info.get("maxmemory_policy").filter(|policy| policy.starts_with("allkeys")) {
         tracing::warn!(
             address,
             policy,
-            "`maxmemory-policy` lets Redis drop whole streams when it is full; `noeviction` makes events wait instead"
+            "`maxmemory-policy` lets Redis drop whole streams when it is full; with `noeviction` events wait instead"
         );
     }
     Ok(())

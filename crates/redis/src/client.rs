@@ -1,8 +1,8 @@
-//! Connections, and what it means when one breaks or the server says no.
+//! Connections, and the errors when one breaks or the server refuses.
 //!
-//! Each request has a connection to itself and waits for its answer before the next: what one delivery does to its
-//! connection no other one feels. Nothing is queued for a server that is away; there is no connection then, and
-//! whoever wants one gets the error.
+//! Each request has its own connection and waits for its answer before the next, so an error on one connection affects no
+//! other delivery. Nothing is queued for a server that is unavailable: there is no connection then, and every call that
+//! needs one gets the error.
 
 use std::{
     sync::{
@@ -25,8 +25,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{config::RedisConfig, errors::Refusal, tls::Tls};
 
-/// A connection that was not used for this long is asked whether it still lives: servers and firewalls close idle
-/// ones, and a delivery should not be what finds out.
+/// A connection that was idle for this long is tested before use: servers and firewalls close idle connections, and no
+/// delivery should fail because of that.
 const RESTED: Duration = Duration::from_millis(100);
 
 /// Connections to one server.
@@ -138,7 +138,7 @@ impl Client {
         let tcp = match tcp.await {
             Ok(Ok(tcp)) => tcp,
             Ok(Err(error)) => return Err(cannot(error.to_string())),
-            Err(_) => return Err(cannot(format!("nobody there within {within:?}"))),
+            Err(_) => return Err(cannot(format!("no answer within {within:?}"))),
         };
         // Requests are whole, and each waits for its answer. Without this some would wait for more to send.
         let _ = tcp.set_nodelay(true);
@@ -149,9 +149,7 @@ impl Client {
                     Ok(stream) => self.greet(stream).await,
                     Err(error) => Err(Error::unavailable(
                         Code::TLS,
-                        format!(
-                            "cannot speak TLS with {address}: {error}; a port without TLS wants redis://"
-                        ),
+                        format!("TLS with {address} fails: {error}; for a port without TLS, write redis://"),
                     )),
                 },
             }
@@ -159,7 +157,7 @@ impl Client {
         timeout_at(deadline, greet).await.unwrap_or_else(|_| {
             Err(Error::unavailable(
                 Code::TIMEOUT,
-                format!("{address} takes connections but says nothing within {within:?}: is it Redis? A port with TLS wants rediss://"),
+                format!("{address} accepted the connection but did not answer within {within:?}: check that it is Redis; for a port with TLS, write rediss://"),
             ))
         })
     }
@@ -228,14 +226,14 @@ impl Client {
         self.ask(connection, command, self.config.connect_timeout * 2).await
     }
 
-    /// Somebody else's protocol. What was read stays out of the message: a stranger may well repeat what was sent
-    /// to it, the password included.
+    /// The error for another protocol. It does not show the answer: the other program may repeat what was sent to it,
+    /// including the password.
     pub(crate) fn stranger(&self) -> Error {
         let address = &self.address;
         Error::unavailable(
             Code::WRONG_PROTOCOL,
             format!(
-                "{address} does not speak Redis's protocol: is it the right port? A port with TLS wants rediss://"
+                "{address} does not speak Redis's protocol: check the port; for a port with TLS, write rediss://"
             ),
         )
     }

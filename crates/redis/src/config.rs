@@ -1,7 +1,6 @@
-//! What can be configured, and its way into checked types. Needs no network.
+//! What can be configured, and its checks. Needs no network.
 //!
-//! The password goes in here and never comes out in words: neither `Debug` nor an error shows it, nor the URL that
-//! it stood in.
+//! The password is never shown: neither `Debug` nor an error contains it or the URL that it was in.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -50,7 +49,7 @@ pub struct RedisConfig {
     pub cert: Option<PathBuf>,
     /// A PEM file with that certificate's private key.
     pub cert_key: Option<PathBuf>,
-    /// How the connection is called in `CLIENT LIST` (`airtight`).
+    /// The name of the connection in `CLIENT LIST` (`airtight`).
     pub name: String,
 }
 
@@ -148,7 +147,7 @@ impl RedisConfig {
         Ok(())
     }
 
-    /// What can be seen to be wrong without asking anybody.
+    /// Checks everything that can be checked without the server.
     pub(crate) fn check(&self) -> Result<()> {
         if self.host.is_empty() {
             return Err(bad("host", "is empty"));
@@ -159,13 +158,13 @@ impl RedisConfig {
             }
         }
         if self.max_age.is_some_and(|age| age.as_millis() == 0) {
-            return Err(bad("max_age", "must be a millisecond at least"));
+            return Err(bad("max_age", "must be at least a millisecond"));
         }
         if self.max_len == Some(0) {
-            return Err(bad("max_len", "must be at least 1: with 0 every entry would be gone at once"));
+            return Err(bad("max_len", "must be at least 1: with 0 every entry would be removed at once"));
         }
         if self.max_len.is_some() && self.max_age.is_some() {
-            return Err(bad("max_age", "cannot be set beside `max_len`: Redis trims by one of them"));
+            return Err(bad("max_age", "cannot be set together with `max_len`: Redis trims by one of them"));
         }
         if self.user.is_some() && self.password.is_none() {
             return Err(bad(
@@ -174,7 +173,7 @@ impl RedisConfig {
             ));
         }
         if self.cert.is_some() != self.cert_key.is_some() {
-            return Err(bad("cert", "and `cert_key` go together: set both or none"));
+            return Err(bad("cert", "and `cert_key` belong together: set both or neither"));
         }
         if !self.tls && (self.ca.is_some() || self.cert.is_some()) {
             return Err(bad("ca", "and `cert` are for TLS: write rediss:// instead of redis://"));
@@ -258,7 +257,7 @@ mod tests {
             ("redis://host?keey=x", "`keey` is not a setting of this sink; there are `key`, `max_len`"),
             ("redis://host?max_len=many", "`max_len` must be a whole number of at least 1, found `many`"),
             ("redis://host?max_len=0", "`max_len` must be a whole number of at least 1"),
-            ("redis://host?max_len=1&max_age=1d", "`max_age` cannot be set beside"),
+            ("redis://host?max_len=1&max_age=1d", "`max_age` cannot be set together with"),
             ("redis://host?timeout=10", "`timeout` must be a duration"),
             ("redis://host?timeout=0s", "`timeout` must be a millisecond at least"),
             ("redis://host?connect_timeout=2d", "`connect_timeout` must be between"),
@@ -266,7 +265,7 @@ mod tests {
             ("redis://host?timeout=99999999999999999999d", "`timeout` must be a duration"),
             ("redis://host?format=xml", "unknown format `xml`"),
             ("redis://host?ca=x", "write rediss://"),
-            ("rediss://host?cert=x", "go together"),
+            ("rediss://host?cert=x", "belong together"),
             ("redis://host?name=a%20b", "`name` must be printable"),
             ("redis://app@host", "a user without a password"),
         ] {

@@ -1,4 +1,4 @@
-//! What the server says no with, and what that means.
+//! The errors of the server, and what they mean.
 
 use airtight_core::{Code, Error, Result};
 use redis::{RedisError, ServerError};
@@ -8,7 +8,7 @@ pub(crate) fn destination(key: &str) -> String {
     format!("stream {}", printable(key))
 }
 
-/// How much of the server's own words an error shows.
+/// How much of the server's text an error shows.
 const SHOWN: usize = 200;
 
 /// A server's error, `CODE words`.
@@ -38,17 +38,17 @@ impl Refusal {
         Self { code: code.to_owned(), words: printable(words) }
     }
 
-    /// Whether the server hangs up after this, as it does when a part is longer than `proto-max-bulk-len`.
+    /// Whether the server closes the connection after this error, as it does when a part is longer than `proto-max-bulk-len`.
     pub(crate) fn is_last_word(&self) -> bool {
         self.says("Protocol error")
     }
 
-    /// Whether it is this user that may not.
+    /// Whether this user lacks a right.
     pub(crate) fn is_about_rights(&self) -> bool {
         self.code == "NOPERM"
     }
 
-    /// Whether it is one key that this user may not write to, and not the command.
+    /// Whether this user may not write to one key, but may use the command.
     pub(crate) fn is_about_key(&self) -> bool {
         let is_refused = self.is_about_rights() || self.code == "ERR";
         is_refused && (self.says("access") && self.says("key"))
@@ -59,29 +59,25 @@ impl Refusal {
         self.says("invalid bulk length") || self.says("Elements are too large")
     }
 
-    /// The error for a password that is not taken. Shows the code alone: where `AUTH` is unknown, the words hold
-    /// the password.
+    /// The error for a refused password. It shows only the code: if `AUTH` is unknown, the server's text contains the
+    /// password.
     pub(crate) fn of_auth(&self, address: &str) -> Error {
         if let Some(error) = self.known(address, None) {
             return error;
         }
         let code = &self.code;
-        Error::unavailable(
-            Code::CREDENTIALS,
-            format!(
-                "{address} does not take the password ({code}): does it want one, and does the user exist?"
-            ),
-        )
+        Error::unavailable(Code::CREDENTIALS, format!("{address} does not accept the password ({code})"))
+            .with_remedy("check the password, that the user exists, and that the server asks for a password")
     }
 
-    /// The error for what the server said of a request as a whole: nobody gets in.
+    /// The error for a request as a whole: no event can be delivered.
     pub(crate) fn of_server(&self, address: &str) -> Error {
         self.known(address, None).unwrap_or_else(|| {
             Error::unavailable(Code::SERVER_ERROR, format!("{address} refuses: {} {}", self.code, self.words))
         })
     }
 
-    /// The error for what it said of one entry.
+    /// The error for one entry.
     pub(crate) fn of_entry(&self, address: &str, key: &str) -> Error {
         let Some(error) = self.known(address, Some(key)) else {
             let key = printable(key);
@@ -94,55 +90,58 @@ impl Refusal {
         if is_narrow { error.at(destination(key)) } else { error }
     }
 
-    /// What is everybody's trouble: memory, rights, replicas, the wrong server, the wrong kind of key.
+    /// Errors that concern every event, or every event of a stream: memory, rights, replicas, the wrong server, the wrong
+    /// type of key.
     fn known(&self, address: &str, key: Option<&str>) -> Option<Error> {
-        let (code, what) = match self.code.as_str() {
+        const GRANT: &str = "grant the user `+xadd +eval` and the stream's key";
+        let (code, what, remedy) = match self.code.as_str() {
             "NOAUTH" => {
-                (Code::CREDENTIALS, "wants a password: put it into the URL, redis://user:password@host")
+                (Code::CREDENTIALS, "asks for a password", "put it into the URL, redis://user:password@host")
             }
-            "WRONGPASS" => (Code::CREDENTIALS, "does not take this user and password"),
-            "NOPERM" => (
-                Code::NOT_PERMITTED,
-                "lacks a right for this user, who needs `+xadd +eval` and the stream's key",
-            ),
-            "ERR" if self.says("can't run this command") || self.says("can't access at least one") => (
-                Code::NOT_PERMITTED,
-                "lacks a right for this user, who needs `+xadd +eval` and the stream's key",
-            ),
+            "WRONGPASS" => (Code::CREDENTIALS, "does not accept this user and password", ""),
+            "NOPERM" => (Code::NOT_PERMITTED, "does not grant this user a right that airtight needs", GRANT),
+            "ERR" if self.says("can't run this command") || self.says("can't access at least one") => {
+                (Code::NOT_PERMITTED, "does not grant this user a right that airtight needs", GRANT)
+            }
             "DENIED" => (
                 Code::NOT_PERMITTED,
-                "takes no connections from other hosts: set a password, or turn protected mode off",
+                "accepts no connections from other hosts",
+                "set a password in Redis, or turn protected mode off",
             ),
-            "OOM" => (Code::OUT_OF_MEMORY, "is full: raise `maxmemory`, or trim streams"),
-            "READONLY" => (Code::READ_ONLY, "is a replica: name the primary"),
-            "LOADING" => (Code::LOADING, "is reading its data and will be up soon"),
-            "MISCONF" => (Code::MISCONF, "cannot save to its disk and takes no writes"),
-            "NOREPLICAS" => (Code::TOO_FEW_REPLICAS, "has too few replicas for its `min-replicas-to-write`"),
-            "MASTERDOWN" => (Code::READ_ONLY, "is a replica that has lost its primary"),
-            "BUSY" => (Code::BUSY, "is busy with somebody's script"),
-            "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT" | "TRYAGAIN" => {
-                (Code::CLUSTER, "is part of a Redis Cluster, which airtight does not support")
+            "OOM" => (Code::OUT_OF_MEMORY, "is full", "raise `maxmemory`, or trim streams"),
+            "READONLY" => (Code::READ_ONLY, "is a replica", "name the primary"),
+            "LOADING" => (Code::LOADING, "is still loading its data", ""),
+            "MISCONF" => (Code::MISCONF, "cannot save to its disk and accepts no writes", ""),
+            "NOREPLICAS" => {
+                (Code::TOO_FEW_REPLICAS, "has too few replicas for its `min-replicas-to-write`", "")
             }
-            "WRONGTYPE" => (Code::WRONG_TYPE, "holds something else than a stream under this key"),
+            "MASTERDOWN" => (Code::READ_ONLY, "is a replica that has lost its primary", ""),
+            "BUSY" => (Code::BUSY, "is busy with a script", ""),
+            "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT" | "TRYAGAIN" => {
+                (Code::CLUSTER, "is part of a Redis Cluster, which airtight does not support", "")
+            }
+            "WRONGTYPE" => (Code::WRONG_TYPE, "has a value under this key that is not a stream", ""),
             "ERR" if self.says("exhausted the last possible ID") => {
-                (Code::WRONG_TYPE, "has a stream under this key that is at its last possible id")
+                (Code::WRONG_TYPE, "has a stream under this key that has reached the last possible id", "")
             }
             "ERR" if self.says("unknown command") || self.says("syntax error") => (
                 Code::SERVER_TOO_OLD,
-                "does not know a command that airtight needs: Redis 5 is the oldest, 6.2 with `max_age`",
+                "does not know a command that airtight needs",
+                "use Redis 5 or later, with `max_age` 6.2 or later",
             ),
             "ERR" if self.says("index is out of range") => {
-                (Code::NO_DATABASE, "has no database of this number")
+                (Code::NO_DATABASE, "has no database with this number", "")
             }
             "ERR" if self.says("max number of clients") => {
-                (Code::TOO_MANY_CONNECTIONS, "has all the connections that it allows")
+                (Code::TOO_MANY_CONNECTIONS, "has reached its limit of connections", "")
             }
             _ => return None,
         };
         // `unknown command` repeats the arguments, and a password may be among them.
         let words = if code == Code::SERVER_TOO_OLD { String::new() } else { format!(" {}", self.words) };
         let key = key.map(|key| format!(", key `{}`", printable(key))).unwrap_or_default();
-        Some(Error::unavailable(code, format!("{address} {what} ({}{words}{key})", self.code)))
+        let error = Error::unavailable(code, format!("{address} {what} ({}{words}{key})", self.code));
+        Some(if remedy.is_empty() { error } else { error.with_remedy(remedy) })
     }
 
     fn says(&self, words: &str) -> bool {
@@ -150,7 +149,7 @@ impl Refusal {
     }
 }
 
-/// What strangers say, fit for one line.
+/// A text of the server as one line.
 fn printable(text: &str) -> String {
     text.chars()
         .take(SHOWN)

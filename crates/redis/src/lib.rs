@@ -1,4 +1,4 @@
-//! Events into Redis Streams: one entry for each event, added by `XADD`.
+//! Delivers events to Redis Streams: one entry for each event, added by `XADD`.
 //!
 //! ```no_run
 //! # fn main() -> airtight_core::Result<()> {
@@ -10,20 +10,20 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The URL is `redis://[[user]:password@]host[:6379][/DATABASE]`, or `rediss://` for TLS; what may stand behind its
-//! `?` is in [`RedisConfig::KEYS`], and each is a field of [`RedisConfig`]. The user needs `+xadd +eval` and the
-//! streams' keys. Redis 5 is the oldest that will do, 6.2 with `max_age`. Redis Cluster and Sentinel are not
-//! supported: name the primary.
+//! The URL is `redis://[[user]:password@]host[:6379][/DATABASE]`, or `rediss://` for TLS. The keys after its `?` are listed
+//! in [`RedisConfig::KEYS`]; each is a field of [`RedisConfig`]. The user needs `+xadd +eval` and access to the streams'
+//! keys. Redis 5 or later is required, with `max_age` 6.2 or later. Redis Cluster and Sentinel are not supported: name the
+//! primary.
 //!
 //! # What an entry looks like
 //!
 //! | field | content |
 //! | --- | --- |
-//! | `id`, `eventType`, … | the headers of the format, a field each |
-//! | `content-type` | what the payload is, where the format says so |
-//! | `payload` | the body; no such field where there is no body, and an empty one where it is empty |
+//! | `id`, `eventType`, … | the headers of the format, one field for each |
+//! | `content-type` | the content type of the payload, if the format has one |
+//! | `payload` | the body. Without a body there is no such field; with an empty body the field is empty |
 //!
-//! With the format `raw` that is:
+//! An entry in the format `raw`:
 //!
 //! ```text
 //! > XRANGE shop.orders - +
@@ -41,49 +41,52 @@
 //!       21) "payload"       22) "{\"total\":1200}"
 //! ```
 //!
-//! Names and values are bytes as they are; nothing is encoded. A repeat has another entry id and the same `id`.
+//! Names and values are written as they are; nothing is encoded. A repeat has another entry id and the same `id`.
 //!
 //! # Order
 //!
-//! A batch goes out in requests of up to 250 events. Each is one script, which adds them in turn and stops a key at
-//! its first event that is refused; the next request waits for the answer. So a later event of a key is never in
-//! without the earlier ones.
+//! A batch is sent in requests of up to 250 events. Each request is one script, which adds the events in turn. When Redis
+//! refuses an event, the script skips the later events of its key. The next request waits for the answer. So a later event
+//! of a key is never in the stream without the earlier ones.
 //!
 //! # What an answer means
 //!
 //! | answer | class |
 //! | --- | --- |
 //! | the entry's id | delivered |
-//! | no connection (refused, DNS, TLS, nobody there), one that broke, no answer in time, another protocol | unavailable |
+//! | no connection (refused, DNS, TLS, no answer), a broken connection, no answer in time, another protocol | unavailable |
 //! | `NOAUTH`, `WRONGPASS` (`credentials`); `NOPERM` (`not_permitted`) | unavailable |
 //! | `OOM`, `READONLY`, `LOADING`, `MISCONF`, `NOREPLICAS`, `MASTERDOWN`, `BUSY` | unavailable |
-//! | `WRONGTYPE`: the key holds something else than a stream | unavailable |
+//! | `WRONGTYPE`: the key does not hold a stream | unavailable |
 //! | `MOVED`, `CROSSSLOT`, `CLUSTERDOWN`: a cluster | unavailable |
 //! | fewer replicas than `wait_replicas` | unavailable |
 //! | a field over `proto-max-bulk-len` (`too_large`); an event without a field that `key` asks for | permanent |
-//! | a connection that broke, or an answer that did not come, under an event of more than 1 MiB | retryable |
+//! | the connection broke, or no answer came, while an event of more than 1 MiB was sent | retryable |
 //! | any other error about one entry | retryable |
 //!
-//! Where `key` is a template, `WRONGTYPE` and `NOPERM` for a key are about that stream alone, and others go on.
+//! If `key` is a template, `WRONGTYPE` and `NOPERM` for a key are about that stream alone; events for other streams are
+//! still delivered.
 //!
-//! The last but one is because Redis hangs up on what is too large, often before it can say so. It says its limit in
-//! advance to users who may `CONFIG GET`; then such an event is dead at once, and is never sent.
+//! A large event is retryable when the connection breaks, because Redis closes the connection on a request that is too
+//! large, often before it can answer. Users who may `CONFIG GET` can read the limit in advance; then an event over the
+//! limit becomes dead at once, and is never sent.
 //!
 //! # What Redis does not promise
 //!
-//! *Delivered* is what Redis says it is, and that depends on how Redis is set up. Opening the sink looks, and warns.
+//! What *delivered* is worth depends on how Redis is configured. The sink checks the configuration when it opens, and logs
+//! warnings.
 //!
 //! - **`appendonly yes` with `appendfsync always`** is what makes *delivered* durable: Redis answers after the fsync.
 //! - **`appendfsync everysec`**, the default of the append-only file: a crash of the host loses about the last second
 //!   of delivered events.
-//! - **No append-only file**: snapshots only. A crash, and with it any restart that is not clean, loses minutes of
-//!   delivered events; without snapshots, all of them.
-//! - **Failover**: replication is asynchronous. A replica that takes over lacks what had not reached it. With
-//!   `wait_replicas` an event counts as delivered when that many replicas have it in memory, which narrows the gap
-//!   and does not close it: Redis may promote another one. While too few have it, events are in the stream already
-//!   and come again later, so there are repeats.
-//! - **`max_len` and `max_age`** remove entries whether or not a consumer has read them. Without them a stream grows
-//!   until somebody trims it.
+//! - **No append-only file**: snapshots only. A crash, or any other unclean restart, loses minutes of delivered events;
+//!   without snapshots, all of them.
+//! - **Failover**: replication is asynchronous. A replica that takes over lacks the events that had not reached it. With
+//!   `wait_replicas` an event counts as delivered when that many replicas have it in memory. This narrows the gap but does
+//!   not close it: Redis may promote another replica. While too few replicas have them, events are already in the stream
+//!   and are sent again later, so there are repeats.
+//! - **`max_len` and `max_age`** remove entries whether or not a consumer has read them. Without these settings a stream
+//!   grows until it is trimmed.
 //! - **`maxmemory-policy allkeys-…`** lets a full Redis drop whole streams. With `noeviction` it refuses, and events
 //!   wait.
 

@@ -1,9 +1,9 @@
-//! The sink: a batch goes out in requests of many events, and each request is one script that keeps the order.
+//! The sink: it sends a batch in requests of many events, and each request is one script that keeps the order.
 //!
-//! Redis carries on after a command that failed, so a later event of a key could get in where an earlier one did
-//! not. The script does not: after an event that was refused it leaves out the rest of that key. The next request is
-//! sent when the last was answered, and without the keys that have failed. So per key what is in is a prefix, in as
-//! many round trips as there are requests, whether a batch has one key or a thousand.
+//! Redis continues after a command that failed, so a later event of a key could be stored although an earlier one was
+//! refused. The script prevents this: after an event that was refused, it skips the rest of that key. The next request is
+//! sent after the answer to the last one, and leaves out the keys that have failed. So a prefix of each key is stored, with
+//! one round trip for each request, whether a batch has one key or a thousand.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -63,7 +63,7 @@ impl RedisSink {
         let address = &self.client.address;
         Error::permanent(
             Code::TOO_LARGE,
-            format!("the event has a field of {size} bytes, too large for {address}: {limit}"),
+            format!("the event has a field of {size} bytes, which is too large for {address}: {limit}"),
         )
     }
 
@@ -94,7 +94,7 @@ impl RedisSink {
             Err(refusal) => refusal,
         };
         let error = if refusal.is_too_large() {
-            self.too_large(entry.largest_part(), "it refuses the entry for its size")
+            self.too_large(entry.largest_part(), "the server refuses the entry because of its size")
         } else {
             refusal.of_entry(&self.client.address, &entry.key)
         };
@@ -373,5 +373,5 @@ fn perhaps_its_own_fault(error: Error, bytes: usize) -> Error {
     }
     error
         .with_class(Class::Retryable)
-        .map_message(|message| format!("{message}; perhaps the event is too large, with its {bytes} bytes"))
+        .map_message(|message| format!("{message}; the event may be too large: it has {bytes} bytes"))
 }

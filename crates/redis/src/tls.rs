@@ -1,4 +1,4 @@
-//! TLS of our own making: with ring, whatever the process's default is, and the system's roots or those of a file.
+//! TLS with ring, whatever the process's default is, and with the system's root certificates or those of a file.
 
 use std::{path::Path, sync::Arc};
 
@@ -26,15 +26,15 @@ impl Tls {
             return Ok(None);
         }
         let name = ServerName::try_from(config.host.clone()).map_err(|_| {
-            bad("host", format!("`{}` is no name that TLS could check", config.host.escape_debug()))
+            bad("host", format!("`{}` is not a name that TLS can check", config.host.escape_debug()))
         })?;
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|error| bad("url", format!("cannot be spoken to with TLS: {error}")))?;
+            .map_err(|error| bad("url", format!("cannot be used with TLS: {error}")))?;
         let builder = match &config.ca {
             Some(file) => builder.with_root_certificates(roots(file)?),
             None => builder.with_platform_verifier().map_err(|error| {
-                bad("url", format!("is rediss, and the system's root certificates cannot be read ({error}): install ca-certificates, or set `ca`"))
+                bad("url", format!("is rediss, but the system's root certificates cannot be read ({error}): install ca-certificates, or set `ca`"))
             })?,
         };
         let client = match (&config.cert, &config.cert_key) {

@@ -68,7 +68,7 @@ async fn another_protocol_on_the_port_is_unavailable_and_told() {
         (Stranger::Rubbish, "wrong_protocol", "does not speak Redis's protocol"),
         (Stranger::Echo, "wrong_protocol", "does not speak Redis's protocol"),
         (Stranger::HangsUp, "connection_lost", "broke"),
-        (Stranger::Silent, "timeout", "is it Redis?"),
+        (Stranger::Silent, "timeout", "check that it is Redis"),
     ] {
         let port = stranger(kind).await;
         let within = if kind == Stranger::Silent { "500ms" } else { "10s" };

@@ -1,4 +1,4 @@
-//! What an operator does: migrate, retry, discard, prune. What an operator asks is in `inspect`.
+//! Changes by operators: migrate, retry, discard, prune. Reads for operators are in `inspect`.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::{
     outbox::SqliteOutbox,
     schema,
     settle::run,
-    sql::{Slot, Sql, time},
+    sql::{RowField, Sql, time},
 };
 
 /// Rows that one statement of a bulk action touches.
@@ -230,13 +230,13 @@ async fn make_due(conn: &mut SqliteConnection, sql: &Sql, keys: &[RowKey]) -> Re
     let mut statements = sql.change(
         sql.role_new(),
         &[
-            (Slot::Count, "0"),
-            (Slot::LostLeases, "0"),
-            (Slot::NextRetryAt, "NULL"),
-            (Slot::ClaimToken, "NULL"),
-            (Slot::LockedUntil, "NULL"),
-            (Slot::FinishedAt, "NULL"),
-            (Slot::Unknown, "0"),
+            (RowField::Count, "0"),
+            (RowField::LostLeases, "0"),
+            (RowField::NextRetryAt, "NULL"),
+            (RowField::ClaimToken, "NULL"),
+            (RowField::LockedUntil, "NULL"),
+            (RowField::FinishedAt, "NULL"),
+            (RowField::Unknown, "0"),
         ],
     );
     if let Some(forget) = sql.forget() {

@@ -15,17 +15,17 @@ use crate::{
     sql::{HELD, Sql},
 };
 
-/// A row's place in the outbox's order: its seq, or when it was written and its identity.
+/// The key that orders the rows of an outbox: the seq, or the time of writing and the identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Place(i64, String, Option<RowKey>);
+pub(crate) struct OrderKey(i64, String, Option<RowKey>);
 
-impl Place {
-    /// The place of a seq.
+impl OrderKey {
+    /// The order key of a seq.
     pub(crate) fn seq(seq: i64) -> Self {
         Self(seq, String::new(), None)
     }
 
-    /// Reads the three columns of `Sql::place`, starting at `at`.
+    /// Reads the three columns of `Sql::order_key`, starting at `at`.
     pub(crate) fn read(row: &SqliteRow, at: usize) -> Result<Self> {
         match row.try_get::<Option<i64>, _>(at).map_err(db)? {
             Some(seq) => Ok(Self::seq(seq)),
@@ -37,7 +37,7 @@ impl Place {
 /// A row that may be claimed, without its payload.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    pub(crate) place: Place,
+    pub(crate) order_key: OrderKey,
     pub(crate) row: RowKey,
     pub(crate) key: String,
     pub(crate) partition: u16,
@@ -48,7 +48,7 @@ pub(crate) struct Candidate {
     pub(crate) lost: i64,
     pub(crate) size: usize,
     /// The last event of its key before it that waits.
-    pub(crate) waits_for: Option<Place>,
+    pub(crate) waits_for: Option<OrderKey>,
     /// Its key is blocked by an earlier dead event.
     pub(crate) behind_dead: bool,
 }
@@ -146,7 +146,7 @@ fn select_from(sql: &Sql, request: &ClaimRequest<'_>, kind: Kind) -> String {
     let (waits_for, behind_dead) = in_front(sql, request);
     format!(
         "SELECT {}, {}, {}, {}, {}, {}, {}, {}, {waits_for}, {behind_dead} FROM {} WHERE {conditions}",
-        sql.place("o"),
+        sql.order_key("o"),
         sql.key("o"),
         part.as_deref().unwrap_or("NULL"),
         sql.processing("o"),
@@ -169,10 +169,10 @@ pub(crate) fn barrier_statements(sql: &Sql, member: &Member) -> Vec<String> {
         kinds.push(sql.closed("o"));
     }
     let streams = streams_where(sql, "o", &member.streams, 2);
-    let (place, from, order_by) = (sql.place("o"), sql.from("o"), sql.sorted("o", "ASC"));
+    let (order_key, from, order_by) = (sql.order_key("o"), sql.from("o"), sql.sorted("o", "ASC"));
     kinds
         .into_iter()
-        .map(|kind| format!("SELECT {place} FROM {from} WHERE {kind}{streams} {order_by} LIMIT 1"))
+        .map(|kind| format!("SELECT {order_key} FROM {from} WHERE {kind}{streams} {order_by} LIMIT 1"))
         .collect()
 }
 

@@ -1,13 +1,13 @@
-//! Which rows may go out.
+//! Which rows may be claimed.
 //!
-//! A claim is one immediate transaction: nobody else writes while it looks, so it can look first, decide in
+//! A claim is one immediate transaction: no other connection writes while it runs, so it can read first, decide in
 //! Rust, and then write. It reads two kinds of candidates, those never held up (*hot*, in seq order) and those
 //! whose retry time has come (*due*), without their payloads; walks them in seq order; and reads the payloads
 //! of what it took.
 //!
 //! With order, the walk keeps three rules. A candidate behind an earlier event of its key that waits is held
-//! back, unless that one goes out in this very batch. An event that may crash relays is left to a claim of its
-//! own. And the walk never passes a place up to which it has not seen every candidate.
+//! back, unless that earlier event is in the same batch. An event that may crash relays is claimed alone. And the walk
+//! never goes past a row before which it may have missed a candidate.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -23,14 +23,14 @@ use uuid::Uuid;
 
 use crate::{
     candidate::{
-        Candidate, Kind, Place, barrier_statements, filters_here, key_value, select_statement, streams_bind,
-        streams_where,
+        Candidate, Kind, OrderKey, barrier_statements, filters_here, key_value, select_statement,
+        streams_bind, streams_where,
     },
     decode::{self, row_key},
     error::db,
     outbox::SqliteOutbox,
     settle::run,
-    sql::{HELD, NOW, Slot, Sql},
+    sql::{HELD, NOW, RowField, Sql},
 };
 
 /// Keys of rows from plain INSERTs that are hashed in one claim.
@@ -56,8 +56,8 @@ struct Claim<'a> {
     tokens: String,
     partitions: String,
     /// For tables that no index of ours helps with: who waits, and where the dead are, by key.
-    waiting: HashMap<String, BTreeSet<Place>>,
-    dead: HashMap<String, Place>,
+    waiting: HashMap<String, BTreeSet<OrderKey>>,
+    dead: HashMap<String, OrderKey>,
 }
 
 /// What the walk decided.
@@ -169,15 +169,15 @@ impl<'a> Claim<'a> {
 
     // --- candidates -------------------------------------------------------------------------------------
 
-    /// Stores the hashes of keys that came by a plain INSERT. Returns the first place without one, which no
+    /// Stores the hashes of keys that came by a plain INSERT. Returns the first order key without one, which no
     /// claim may pass: a later event of that key may have its hash already.
-    async fn hash_keys(&self, conn: &mut SqliteConnection) -> Result<Option<Place>> {
+    async fn hash_keys(&self, conn: &mut SqliteConnection) -> Result<Option<OrderKey>> {
         let sql = self.sql;
         let Some(partition) = &sql.spec.partition else { return Ok(None) };
         let name = airtight_core::table::quote(partition);
         let select = format!(
             "SELECT {}, {} FROM {} AS o WHERE {} AND o.{name} IS NULL {} LIMIT ?1",
-            sql.place("o"),
+            sql.order_key("o"),
             sql.key("o"),
             sql.spec.qualified(),
             sql.open("o"),
@@ -204,12 +204,12 @@ impl<'a> Claim<'a> {
         run(conn, &[update], &items, &[]).await?;
         let rest =
             sqlx::query(AssertSqlSafe(select)).bind(1_i64).fetch_optional(&mut *conn).await.map_err(db)?;
-        rest.map(|row| Place::read(&row, 0)).transpose()
+        rest.map(|row| OrderKey::read(&row, 0)).transpose()
     }
 
     /// With total order: the first event that nothing may pass.
-    async fn barrier(&self, conn: &mut SqliteConnection) -> Result<Option<Place>> {
-        let mut first: Option<Place> = None;
+    async fn barrier(&self, conn: &mut SqliteConnection) -> Result<Option<OrderKey>> {
+        let mut first: Option<OrderKey> = None;
         for statement in barrier_statements(self.sql, self.request.member) {
             let row = sqlx::query(AssertSqlSafe(statement))
                 .bind(&self.now)
@@ -217,8 +217,8 @@ impl<'a> Claim<'a> {
                 .fetch_optional(&mut *conn)
                 .await
                 .map_err(db)?;
-            let place = row.map(|row| Place::read(&row, 0)).transpose()?;
-            first = first.into_iter().chain(place).min();
+            let order_key = row.map(|row| OrderKey::read(&row, 0)).transpose()?;
+            first = first.into_iter().chain(order_key).min();
         }
         Ok(first)
     }
@@ -227,26 +227,26 @@ impl<'a> Claim<'a> {
     async fn candidates(
         &mut self,
         conn: &mut SqliteConnection,
-        barrier: Option<&Place>,
+        barrier: Option<&OrderKey>,
     ) -> Result<(Vec<Candidate>, bool)> {
         let order = self.request.member.order;
         self.look_around(conn).await?;
         let window = if order == Order::Key { self.request.events.max(WINDOW) } else { self.request.events };
         let (mut candidates, hot_full) = self.select(conn, Kind::Hot, window).await?;
-        let seen_to = candidates.last().filter(|_| hot_full).map(|last| last.place.clone());
+        let seen_to = candidates.last().filter(|_| hot_full).map(|last| last.order_key.clone());
 
         let (due, due_full) = self.select(conn, Kind::Due, self.request.events).await?;
         let due_seen_to =
-            due.last().filter(|_| due_full && order == Order::Total).map(|last| last.place.clone());
+            due.last().filter(|_| due_full && order == Order::Total).map(|last| last.order_key.clone());
 
         candidates.extend(due);
-        candidates.sort_by(|a, b| a.place.cmp(&b.place));
+        candidates.sort_by(|a, b| a.order_key.cmp(&b.order_key));
         if order != Order::None {
             // Behind the last hot one there may be hot ones not seen, of the same keys; see also the barrier.
             let end = seen_to.into_iter().chain(due_seen_to).min();
             candidates.retain(|candidate| {
-                end.as_ref().is_none_or(|end| candidate.place <= *end)
-                    && barrier.is_none_or(|barrier| candidate.place < *barrier)
+                end.as_ref().is_none_or(|end| candidate.order_key <= *end)
+                    && barrier.is_none_or(|barrier| candidate.order_key < *barrier)
             });
         }
         Ok((candidates, hot_full || due_full))
@@ -291,7 +291,7 @@ impl<'a> Claim<'a> {
     /// Reads a candidate; none when its partition is not asked for.
     fn read(&self, row: &SqliteRow) -> Result<Option<Candidate>> {
         let member = self.request.member;
-        let place = Place::read(row, 0)?;
+        let order_key = OrderKey::read(row, 0)?;
         let key = decode::lossy(row, 3).unwrap_or_default();
         let partition = match member.order {
             Order::Key => {
@@ -306,15 +306,16 @@ impl<'a> Claim<'a> {
         }
         let (waits_for, behind_dead) = if self.sql.canonical {
             let waits_for: Option<i64> = row.try_get(10).map_err(db)?;
-            (waits_for.map(Place::seq), row.try_get(11).map_err(db)?)
+            (waits_for.map(OrderKey::seq), row.try_get(11).map_err(db)?)
         } else {
-            let waits_for = self.waiting.get(&key).and_then(|places| places.range(..&place).next_back());
-            (waits_for.cloned(), self.dead.get(&key).is_some_and(|dead| *dead < place))
+            let waits_for =
+                self.waiting.get(&key).and_then(|order_keys| order_keys.range(..&order_key).next_back());
+            (waits_for.cloned(), self.dead.get(&key).is_some_and(|dead| *dead < order_key))
         };
         let size: i64 = row.try_get(9).map_err(db)?;
         Ok(Some(Candidate {
             row: row_key(row, 2)?,
-            place,
+            order_key,
             key,
             partition,
             taken_over: row.try_get(5).map_err(db)?,
@@ -334,16 +335,16 @@ impl<'a> Claim<'a> {
         }
         let waits = format!("{} AND {} IS NOT NULL", self.sql.open("o"), self.sql.retry("o"));
         self.waiting.clear();
-        for (key, place) in self.places(conn, &waits).await? {
-            self.waiting.entry(key).or_default().insert(place);
+        for (key, order_key) in self.order_keys(conn, &waits).await? {
+            self.waiting.entry(key).or_default().insert(order_key);
         }
         if self.request.member.block_on_dead {
             let closed = self.sql.closed("o");
-            let mut first: BTreeMap<String, Place> = BTreeMap::new();
-            for (key, place) in self.places(conn, &closed).await? {
-                let entry = first.entry(key).or_insert_with(|| place.clone());
-                if place < *entry {
-                    *entry = place;
+            let mut first: BTreeMap<String, OrderKey> = BTreeMap::new();
+            for (key, order_key) in self.order_keys(conn, &closed).await? {
+                let entry = first.entry(key).or_insert_with(|| order_key.clone());
+                if order_key < *entry {
+                    *entry = order_key;
                 }
             }
             self.dead = first.into_iter().collect();
@@ -351,18 +352,24 @@ impl<'a> Claim<'a> {
         Ok(())
     }
 
-    async fn places(&self, conn: &mut SqliteConnection, condition: &str) -> Result<Vec<(String, Place)>> {
+    async fn order_keys(
+        &self,
+        conn: &mut SqliteConnection,
+        condition: &str,
+    ) -> Result<Vec<(String, OrderKey)>> {
         let sql = self.sql;
         let statement = format!(
             "SELECT {}, {} FROM {} WHERE {condition}{}",
-            sql.place("o"),
+            sql.order_key("o"),
             sql.key("o"),
             sql.from("o"),
             streams_where(sql, "o", &self.request.member.streams, 1)
         );
         let rows =
             sqlx::query(AssertSqlSafe(statement)).bind(&self.streams).fetch_all(conn).await.map_err(db)?;
-        rows.iter().map(|row| Ok((decode::lossy(row, 3).unwrap_or_default(), Place::read(row, 0)?))).collect()
+        rows.iter()
+            .map(|row| Ok((decode::lossy(row, 3).unwrap_or_default(), OrderKey::read(row, 0)?)))
+            .collect()
     }
 
     // --- deciding ---------------------------------------------------------------------------------------
@@ -370,7 +377,7 @@ impl<'a> Claim<'a> {
     fn decide(&self, candidates: Vec<Candidate>) -> Decision {
         let order = self.request.member.order;
         let mut decision = Decision::default();
-        let mut taken: HashSet<Place> = HashSet::new();
+        let mut taken: HashSet<OrderKey> = HashSet::new();
         let mut stopped: HashSet<String> = HashSet::new();
         let mut bytes = 0_usize;
         for candidate in candidates {
@@ -379,7 +386,7 @@ impl<'a> Claim<'a> {
             }
             if order == Order::Key {
                 // If the last one that waits is in this batch, so are those before it, or it would not be.
-                let waits = candidate.waits_for.as_ref().is_some_and(|place| !taken.contains(place));
+                let waits = candidate.waits_for.as_ref().is_some_and(|order_key| !taken.contains(order_key));
                 if waits || candidate.behind_dead || stopped.contains(&candidate.key) {
                     stopped.insert(candidate.key.clone());
                     decision.hold.push(candidate);
@@ -400,7 +407,7 @@ impl<'a> Claim<'a> {
                 break;
             }
             bytes = bytes.saturating_add(size);
-            taken.insert(candidate.place.clone());
+            taken.insert(candidate.order_key.clone());
             decision.take.push(candidate);
         }
         decision
@@ -410,7 +417,7 @@ impl<'a> Claim<'a> {
     async fn suspect(
         &mut self,
         conn: &mut SqliteConnection,
-        barrier: Option<&Place>,
+        barrier: Option<&OrderKey>,
     ) -> Result<Option<Candidate>> {
         let order = self.request.member.order;
         let limit = usize::try_from(SUSPECTS_AT_ONCE).unwrap_or(1);
@@ -419,7 +426,7 @@ impl<'a> Claim<'a> {
         let mut held = Vec::new();
         let mut found = None;
         for candidate in candidates {
-            if order != Order::None && barrier.is_some_and(|barrier| candidate.place > *barrier) {
+            if order != Order::None && barrier.is_some_and(|barrier| candidate.order_key > *barrier) {
                 break;
             }
             if order == Order::Key && (candidate.waits_for.is_some() || candidate.behind_dead) {
@@ -469,7 +476,7 @@ impl<'a> Claim<'a> {
     /// Moves candidates out of the way until what they wait for is finished.
     async fn hold(&self, conn: &mut SqliteConnection, rows: &[Candidate]) -> Result<()> {
         let items: Vec<Value> = rows.iter().map(|row| json!({"k": key_value(&row.row)})).collect();
-        let statements = self.sql.change(None, &[(Slot::NextRetryAt, "?2")]);
+        let statements = self.sql.change(None, &[(RowField::NextRetryAt, "?2")]);
         run(conn, &statements, &items, &[HELD]).await
     }
 
@@ -493,11 +500,11 @@ impl<'a> Claim<'a> {
             let statements = sql.change(
                 role,
                 &[
-                    (Slot::Count, "j.value->>'n'"),
-                    (Slot::LostLeases, "j.value->>'l'"),
-                    (Slot::NextRetryAt, "j.value->>'r'"),
-                    (Slot::ClaimToken, "NULL"),
-                    (Slot::LockedUntil, "NULL"),
+                    (RowField::Count, "j.value->>'n'"),
+                    (RowField::LostLeases, "j.value->>'l'"),
+                    (RowField::NextRetryAt, "j.value->>'r'"),
+                    (RowField::ClaimToken, "NULL"),
+                    (RowField::LockedUntil, "NULL"),
                 ],
             );
             run(conn, &statements, &items, &[]).await?;
@@ -519,11 +526,11 @@ impl<'a> Claim<'a> {
         let statements = sql.change(
             sql.role_processing(),
             &[
-                (Slot::Count, "j.value->>'n'"),
-                (Slot::LostLeases, "j.value->>'l'"),
-                (Slot::ClaimToken, "?2"),
-                (Slot::LockedUntil, "?3"),
-                (Slot::LastAttemptAt, NOW),
+                (RowField::Count, "j.value->>'n'"),
+                (RowField::LostLeases, "j.value->>'l'"),
+                (RowField::ClaimToken, "?2"),
+                (RowField::LockedUntil, "?3"),
+                (RowField::LastAttemptAt, NOW),
             ],
         );
         let token = self.request.token.to_string();

@@ -1,7 +1,7 @@
 //! From a row to an event.
 //!
-//! A row that cannot be an event is an answer, not an error: it is handed out as a [`BadRow`], and the rest of
-//! the claim goes on.
+//! A row that cannot be read as an event is a result, not an error: it is handed out as a [`BadRow`], and the claim
+//! continues with the other rows.
 
 use std::collections::HashMap;
 
@@ -169,7 +169,7 @@ fn occurred_at(row: &SqliteRow) -> Result<OffsetDateTime> {
     }
     lossy(row, 13)
         .and_then(|text| parse_time(&text))
-        .ok_or_else(|| Error::permanent(Code::BAD_ROW, format!("occurred_at is no time: `{written}`")))
+        .ok_or_else(|| Error::permanent(Code::BAD_ROW, format!("occurred_at is not a time: `{written}`")))
 }
 
 /// Reads a time in the canonical form.

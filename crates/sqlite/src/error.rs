@@ -1,4 +1,4 @@
-//! From SQLite's result codes to what they mean for a relay.
+//! What SQLite's result codes mean for a relay.
 
 use airtight_core::{Code, Error};
 
@@ -20,8 +20,8 @@ pub(crate) fn db(error: sqlx::Error) -> Error {
         }
         1 => Error::permanent(Code::REFUSED, message),
         8 => Error::permanent(Code::READ_ONLY, format!("cannot write: {message}")).with_remedy(
-            "let this user write to the file, to the two beside it that end in -wal and -shm, and to their directory, then \
-             start again; nothing is lost meanwhile",
+            "let this user write to the file, to the two files next to it that end in -wal and -shm, and to their directory, then \
+             start again; nothing is lost in the meantime",
         ),
         10 => Error::retryable(Code::IO, message),
         11 | 26 => Error::permanent(Code::CORRUPT, message),

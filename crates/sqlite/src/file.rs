@@ -1,9 +1,10 @@
-//! Whether the file is still the one that was opened, and what becomes of what it holds if it is not.
+//! Checks that the file is still the one that was opened, and saves its contents if it is not.
 //!
-//! A file that is removed or replaced lives on for those who have it open, and only for them: what they commit is
-//! read by nobody who comes later, and is gone with the last of them. SQLite does not notice in WAL mode. So every
-//! verb compares device and inode first. On a difference the relay does not go on with the new file, which is not
-//! known to be this outbox, nor end and let the old one vanish: it keeps a copy, then stops and names it.
+//! A file that was removed or replaced continues to exist only for the processes that have it open. No process that opens
+//! the path later reads what they commit, and it is lost when the last of them closes the file. SQLite does not notice this
+//! in WAL mode. So every operation first compares device and inode. On a difference the relay does not continue with the
+//! new file, which may not be this outbox, and does not end and let the old file disappear: it makes a copy, then stops and
+//! names the copy.
 
 use std::{
     io,
@@ -91,11 +92,11 @@ impl Anchor {
                     return Err(Error::retryable(
                         Code::FILE_REPLACED,
                         format!(
-                            "{change}. What it held is only where it is still open, and cannot be copied: {error}"
+                            "{change}. Its contents exist only in processes that still have it open, and cannot be copied: {error}"
                         ),
                     )
                     .with_remedy(format!(
-                        "do not stop this process; make room in {}, and it is tried again",
+                        "do not stop this process; make room in {}, and the copy is tried again",
                         self.directory().display()
                     )));
                 }
@@ -105,12 +106,12 @@ impl Anchor {
         Err(Error::permanent(
             Code::FILE_REPLACED,
             format!(
-                "{change}, so what is published now would not be seen here. All that it held, events that wait \
-                 included, is in {copy}"
+                "{change}, so events that are published now would not be read here. All of its contents, including \
+                 events that wait, are in {copy}"
             ),
         )
         .with_remedy(format!(
-            "end all that has the old file open; run the same command once with its database given as --from sqlite:{copy} \
+            "end all processes that have the old file open; run the same command once with its database given as --from sqlite:{copy} \
              and with --drain, which delivers what waits in the copy; then start again as before"
         )))
     }

@@ -1,5 +1,5 @@
-//! Whether a table of the application's own fits its mapping: can the status column hold each word and tell them
-//! apart, and are its times where they should be? airtight's own tables are as they were made.
+//! Checks that a foreign table fits its mapping: that the status column can hold each word and distinguishes them, and that
+//! its times are not in the future. airtight's own tables need no such check.
 
 use airtight_core::{
     Result,

@@ -1,9 +1,9 @@
 //! Handlers that write to the same file: their writes, the inbox's entry and the offset in one transaction.
 //!
 //! Each batch is one transaction, and each event a savepoint in it. An event that fails is rolled back to its
-//! savepoint and takes nothing with it but the later events of its key, which are not tried. Killed anywhere, the
-//! process leaves all of it or nothing; and what comes again is known to the inbox. So the effect of an
-//! event on the file is there exactly once.
+//! savepoint; only the later events of its key are affected, which are not tried. If the process is killed at any point,
+//! either all of the batch is stored or nothing; and the inbox recognizes an event that comes again. So each event takes
+//! effect on the file exactly once.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -249,7 +249,10 @@ impl SqliteHandlers {
         committing: &Committing<'_, SqliteLog>,
     ) -> Result<()> {
         let fenced = || {
-            Error::retryable(Code::FENCED, "these events are another relay's now, or were moved by a seek")
+            Error::retryable(
+                Code::FENCED,
+                "another relay owns these events now, or a seek has moved the consumer",
+            )
         };
         if committing.is_fenced() {
             return Err(fenced());

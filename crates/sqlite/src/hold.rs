@@ -1,8 +1,8 @@
 //! Freeing events that were held back.
 //!
-//! An event is held while an earlier one of its key waits for a retry, or, if its relay wants that, is dead. It
-//! then stands in an index of its own, so that neither claims nor other keys meet it. Nothing tells when it is
-//! free; relays look, after a settle that may have freed something and with every heartbeat, key by key.
+//! An event is held while an earlier event of its key waits for a retry, or is dead and the relay blocks keys on dead
+//! events. Held events are in a separate index, so claims and other keys do not read them. There is no notification when
+//! an event becomes free: relays look key by key, after a settle that may have freed events and with every heartbeat.
 
 use std::collections::HashSet;
 
@@ -19,7 +19,7 @@ use crate::{
     error::db,
     outbox::SqliteOutbox,
     settle::run,
-    sql::{HELD, Slot, Sql},
+    sql::{HELD, RowField, Sql},
 };
 
 /// Rows freed in one call.
@@ -44,7 +44,7 @@ pub(crate) async fn unhold(outbox: &SqliteOutbox, member: &Member, partitions: &
 pub(crate) async fn unhold_all(conn: &mut SqliteConnection, sql: &Sql, member: &Member) -> Result<()> {
     let statement = format!(
         "SELECT {} FROM {} WHERE {}{}",
-        sql.place("o"),
+        sql.order_key("o"),
         sql.from("o"),
         is_held(sql, "o"),
         streams_where(sql, "o", &member.streams, 1)
@@ -127,7 +127,7 @@ async fn free_rows(
         }
         let statement = format!(
             "SELECT {} FROM {} WHERE {} AND {} = ?2{}{} {} LIMIT ?3",
-            sql.place("o"),
+            sql.order_key("o"),
             sql.from("o"),
             is_held(sql, "o"),
             sql.key("o"),
@@ -163,7 +163,7 @@ async fn free_rows_of_all(
     let statement = format!(
         "SELECT {}, {}, COALESCE({} AND {} = '{HELD}', 0) FROM {} \
          WHERE (({2} AND {3} IS NOT NULL) OR {blocks}){} {}",
-        sql.place("o"),
+        sql.order_key("o"),
         sql.key("o"),
         sql.open("o"),
         sql.retry("o"),
@@ -248,5 +248,5 @@ fn item(row: &SqliteRow) -> Result<Value> {
 }
 
 async fn free(conn: &mut SqliteConnection, sql: &Sql, items: &[Value]) -> Result<()> {
-    run(conn, &sql.change(None, &[(Slot::NextRetryAt, "NULL")]), items, &[]).await
+    run(conn, &sql.change(None, &[(RowField::NextRetryAt, "NULL")]), items, &[]).await
 }

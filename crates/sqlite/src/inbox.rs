@@ -1,4 +1,4 @@
-//! The inbox: what a consumer has seen already, in the file that its handlers write to.
+//! The inbox: which events a consumer has already seen, in the file that its handlers write to.
 //!
 //! The entry is written in the handler's own transaction, so it is there exactly when the handler's writes are.
 

@@ -1,4 +1,4 @@
-//! What an operator asks: lists, counts, ages, blocked keys, and what `check` finds.
+//! Reads for operators: lists, counts, ages, blocked keys, and what `check` finds.
 
 use std::collections::BTreeMap;
 
@@ -191,7 +191,7 @@ pub(crate) async fn find(
     let state = State::parse(&word).ok_or_else(|| {
         Error::permanent(
             Code::BAD_STATUS,
-            format!("event {id}: nobody told airtight what its status `{word}` means"),
+            format!("event {id}: the mapping does not say what its status `{word}` means"),
         )
     })?;
     Ok(Some((row_key(&row, 0)?, state)))

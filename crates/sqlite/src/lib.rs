@@ -1,7 +1,7 @@
-//! airtight in one SQLite file: the embedded default.
+//! The outbox in one SQLite file: the embedded default.
 //!
-//! An application publishes into the transaction that writes its own rows; a relay, in the same process or in
-//! any other on the same machine, claims the events and delivers them. Nothing but the file is shared.
+//! An application publishes events in the transaction that writes its own rows. A relay, in the same process or in
+//! another process on the same machine, claims the events and delivers them. The processes share only the file.
 //!
 //! ```no_run
 //! # async fn example() -> airtight_core::Result<()> {
@@ -21,23 +21,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Begin transactions that write with `BEGIN IMMEDIATE`: SQLite cannot upgrade a transaction that has read
-//! once another one has written, and fails it instead of waiting.
+//! Begin transactions that write with `BEGIN IMMEDIATE`. If a transaction has read, and another one has written since,
+//! SQLite cannot let the first one write: it fails the transaction instead of waiting.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `outbox` | opening the file; the handle everything starts from |
+//! | `outbox` | opening the file; the outbox handle |
 //! | `file` | whether the file is still the one that was opened |
-//! | `publish` | events into the caller's transaction |
+//! | `publish` | publishing events in the caller's transaction |
 //! | `schema` | airtight's tables and their migrations |
 //! | `sql` | every column and status word, taken from the `TableSpec` |
-//! | `members`, `watch` | who is there and who owns what; when to look again |
-//! | `queue` | the verbs of `QueueStore` |
-//! | `candidate`, `claim`, `hold`, `settle` | which rows may go out, which must wait, what became of them |
-//! | `log` | the verbs of `LogStore`: offsets, parked events, replay, retention |
+//! | `members`, `watch` | which relays are members and which partitions they own; waking an idle relay |
+//! | `queue` | the methods of `QueueStore` |
+//! | `candidate`, `claim`, `hold`, `settle` | which rows may be claimed, which must wait, and storing verdicts |
+//! | `log` | the methods of `LogStore`: offsets, parked events, replay, retention |
 //! | `inbox`, `handlers` | what makes a repeated event a no-op; handlers that commit with the offset |
 //! | `decode` | from a row to an event |
-//! | `admin`, `inspect` | what an operator does, and asks |
+//! | `admin`, `inspect` | changes by operators, and reads for them |
 
 mod admin;
 mod candidate;

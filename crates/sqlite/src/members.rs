@@ -1,7 +1,7 @@
-//! Who is there and who owns which partition, for relays of a queue and of a log alike.
+//! Which relays are members and which partitions each owns, for queues and logs.
 //!
-//! Every verb is one immediate transaction, and SQLite has one writer at a time. So evicting a relay waits for
-//! what it has under way, and whatever it tries after that finds it gone.
+//! Every operation is one immediate transaction, and SQLite has one writer at a time. So evicting a relay waits for its
+//! transaction under way, and every later transaction of the relay finds that it was evicted.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     hold,
     outbox::SqliteOutbox,
     settle::{run, still_held},
-    sql::{NOW, Slot},
+    sql::{NOW, RowField},
 };
 
 /// The group of the relays of an outbox, be it a queue or a log.
@@ -111,7 +111,7 @@ async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[RowClaim]) ->
     let held = still_held(conn, sql, rows.iter()).await?;
     let items: Vec<_> = held.keys().map(|index| json!({"k": key_value(&rows[*index].key)})).collect();
     let until = from_now("?2");
-    let statements = sql.change(None, &[(Slot::LockedUntil, until.as_str())]);
+    let statements = sql.change(None, &[(RowField::LockedUntil, until.as_str())]);
     run(conn, &statements, &items, &[&seconds(member.lease)]).await?;
     let lost = rows
         .iter()

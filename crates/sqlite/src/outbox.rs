@@ -1,4 +1,4 @@
-//! The handle everything starts from: the file, its pool, and the table in it.
+//! The outbox handle: the file, its connection pool, and the table in it.
 
 use std::{path::Path, str::FromStr, sync::Arc, time::Duration};
 
@@ -326,5 +326,5 @@ fn cannot_open(error: sqlx::Error, file: &Path) -> Error {
     }
     error
         .with_class(Class::Permanent)
-        .context("cannot open (does the directory exist, and may this user write to it?)")
+        .context("cannot open (check that the directory exists and that this user may write to it)")
 }

@@ -24,7 +24,7 @@ use crate::{
     inspect::list_statement,
     log,
     settle::still_held_statement,
-    sql::Slot,
+    sql::RowField,
 };
 
 async fn plan(outbox: &SqliteOutbox, statement: &str) -> String {
@@ -113,7 +113,7 @@ async fn check(outbox: &SqliteOutbox, member: &Member) {
     let dead = Filter { states: vec![State::Dead], ..Filter::default() };
     let text = plan(outbox, &list_statement(sql, &dead)).await;
     assert!(text.contains("USING INDEX airtight_outbox_dead"), "{text}");
-    let mut statements = sql.change(sql.role_done(), &[(Slot::ClaimToken, "NULL")]);
+    let mut statements = sql.change(sql.role_done(), &[(RowField::ClaimToken, "NULL")]);
     statements.push(still_held_statement(sql));
     for statement in statements {
         let text = plan(outbox, &statement).await;

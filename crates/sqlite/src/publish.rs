@@ -1,7 +1,7 @@
-//! Events into the caller's transaction.
+//! Publishes events in the caller's transaction.
 //!
-//! Nothing here begins, commits or retries: the transaction is the application's, and an event exists exactly
-//! when that commits. Everything that can be refused without asking the database is refused before it.
+//! Nothing here begins, commits or retries: the transaction belongs to the application, and an event exists exactly
+//! if it commits. Everything that can be refused without the database is refused first.
 
 use std::collections::HashMap;
 

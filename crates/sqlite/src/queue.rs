@@ -1,4 +1,4 @@
-//! The verbs of [`QueueStore`]; those that relays of a log share are in `members`.
+//! The methods of [`QueueStore`]; those that relays of a log share are in `members`.
 
 use std::time::Duration;
 
@@ -19,20 +19,20 @@ use crate::{
     outbox::SqliteOutbox,
     schema, settle,
     sql::{HELD, NOW},
-    watch::CommitWatch,
+    watch::CommitWatcher,
 };
 
 /// The queue in a SQLite file; [`SqliteOutbox::queue`] makes it a source.
 #[derive(Debug)]
 pub struct SqliteQueue {
     outbox: SqliteOutbox,
-    watch: CommitWatch,
+    watch: CommitWatcher,
 }
 
 impl SqliteQueue {
     /// The queue in `outbox`.
     pub fn new(outbox: SqliteOutbox) -> Self {
-        Self { watch: CommitWatch::new(outbox.clone()), outbox }
+        Self { watch: CommitWatcher::new(outbox.clone()), outbox }
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! A migration is one immediate transaction that looks at `airtight_meta` first, so ten processes that start
 //! at once migrate once. Own tables and each canonical outbox have a version of their own, since a file may
-//! hold several outboxes, or only foreign ones. Which of `outbox:NAME` and `log:NAME` stands there is the shape
-//! that the canonical table has.
+//! hold several outboxes, or only foreign ones. The entry `outbox:NAME` or `log:NAME` records the shape of the canonical
+//! table.
 //!
-//! A version is not believed: every statement makes what is not there, so all of them run each time, and what somebody has
-//! dropped is made again.
+//! The version alone is not trusted: every statement creates only what is missing, so all of them run each time, and
+//! whatever was dropped is created again.
 
 use airtight_core::{
     Code, Error, Result,
@@ -496,7 +496,7 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
     let mut problems = Vec::new();
     if !matches!(sql.spec.zone.as_str(), "UTC" | "utc" | "Z" | "+00:00") {
         problems.push(format!(
-            "{}: timestamps are in `{}`, but SQLite's own time functions know UTC only; store UTC",
+            "{}: timestamps are in `{}`, but SQLite's own time functions support only UTC: store UTC",
             sql.spec.display_name(),
             sql.spec.zone
         ));

@@ -1,7 +1,7 @@
-//! What became of claimed rows.
+//! Stores the verdicts on claimed rows.
 //!
-//! One immediate transaction: it looks which rows are still held under the token they were claimed with, then
-//! changes those, a statement per kind of verdict. Nothing can come between the look and the change.
+//! A settle is one immediate transaction. It reads which rows still have the token that they were claimed with, then
+//! changes those rows, with one statement per kind of verdict. No other write can come in between.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,7 +21,7 @@ use crate::{
     error::db,
     members::seconds,
     outbox::SqliteOutbox,
-    sql::{NOW, Slot, Sql},
+    sql::{NOW, RowField, Sql},
 };
 
 /// A retry later than this would be taken for one that is held back for ever.
@@ -151,29 +151,30 @@ impl Kinds {
     }
 
     async fn write(self, conn: &mut SqliteConnection, sql: &Sql) -> Result<()> {
-        let free = [(Slot::ClaimToken, "NULL"), (Slot::LockedUntil, "NULL")];
-        let with = |more: &[(Slot, &'static str)]| [&free, more].concat();
-        let count = (Slot::Count, "j.value->>'n'");
-        let code = (Slot::ErrorCode, "j.value->>'c'");
-        let message = (Slot::ErrorMessage, "j.value->>'m'");
-        let finished = (Slot::FinishedAt, NOW);
-        let healthy = (Slot::LostLeases, "0");
-        let later = (Slot::NextRetryAt, "strftime('%Y-%m-%dT%H:%M:%fZ','now',j.value->>'a')");
-        let change = |role: Option<&Role>, set: &[(Slot, &'static str)]| sql.change(role, &with(set));
+        let free = [(RowField::ClaimToken, "NULL"), (RowField::LockedUntil, "NULL")];
+        let with = |more: &[(RowField, &'static str)]| [&free, more].concat();
+        let count = (RowField::Count, "j.value->>'n'");
+        let code = (RowField::ErrorCode, "j.value->>'c'");
+        let message = (RowField::ErrorMessage, "j.value->>'m'");
+        let finished = (RowField::FinishedAt, NOW);
+        let healthy = (RowField::LostLeases, "0");
+        let later = (RowField::NextRetryAt, "strftime('%Y-%m-%dT%H:%M:%fZ','now',j.value->>'a')");
+        let change = |role: Option<&Role>, set: &[(RowField, &'static str)]| sql.change(role, &with(set));
 
         let retry = change(sql.role_retrying(), &[count, later, code, message, healthy]);
         run(conn, &retry, &self.retry, &[]).await?;
         let waits = [count, later, code, message, healthy];
         run(conn, &change(sql.role_new(), &waits), &self.away_new, &[]).await?;
         run(conn, &change(sql.role_retrying(), &waits), &self.away_again, &[]).await?;
-        let never = (Slot::NextRetryAt, "NULL");
-        let dead = change(sql.role_dead(), &[count, never, code, message, finished, (Slot::Unknown, "0")]);
+        let never = (RowField::NextRetryAt, "NULL");
+        let dead =
+            change(sql.role_dead(), &[count, never, code, message, finished, (RowField::Unknown, "0")]);
         run(conn, &dead, &self.dead, &[]).await?;
         let unknown =
-            change(sql.role_unknown(), &[count, never, code, message, finished, (Slot::Unknown, "1")]);
+            change(sql.role_unknown(), &[count, never, code, message, finished, (RowField::Unknown, "1")]);
         run(conn, &unknown, &self.unknown, &[]).await?;
 
-        let clean = [never, (Slot::ErrorCode, "NULL"), (Slot::ErrorMessage, "NULL"), finished];
+        let clean = [never, (RowField::ErrorCode, "NULL"), (RowField::ErrorMessage, "NULL"), finished];
         let delivered = match sql.forget() {
             // What the side table holds is forgotten as a whole.
             Some(forget) => {

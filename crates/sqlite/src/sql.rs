@@ -17,9 +17,9 @@ pub(crate) const NOW: &str = "strftime('%Y-%m-%dT%H:%M:%fZ','now')";
 /// The retry time of an event that is held back behind another: never due by itself.
 pub(crate) const HELD: &str = "9999-12-31T00:00:00.000Z";
 
-/// How a statement changes one thing about a row.
+/// A field of a row that statements change. It is kept in the table or in the side table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(crate) enum RowField {
     Count,
     NextRetryAt,
     LockedUntil,
@@ -130,8 +130,8 @@ impl Sql {
         }
     }
 
-    /// Three columns that give a row its place: see `candidate::Place`.
-    pub(crate) fn place(&self, a: &str) -> String {
+    /// The three columns of a row's order key: see `candidate::OrderKey`.
+    pub(crate) fn order_key(&self, a: &str) -> String {
         match self.seq(a) {
             Some(seq) if self.canonical => format!("{seq}, NULL, {}", self.identity(a)),
             // In a foreign column there may be anything.
@@ -352,13 +352,13 @@ impl Sql {
     // --- changing ---------------------------------------------------------------------------------------
 
     /// Statements that put the rows of `?1` (a JSON array of objects, the identity under `k`) into a role and
-    /// set the given slots, in the table or in the side table, wherever each is kept. Expressions may read
+    /// set the given fields, in the table or in the side table, wherever each is kept. Expressions may read
     /// the row's object as `j.value`, and further parameters.
-    pub(crate) fn change(&self, role: Option<&Role>, set: &[(Slot, &str)]) -> Vec<String> {
+    pub(crate) fn change(&self, role: Option<&Role>, set: &[(RowField, &str)]) -> Vec<String> {
         let mut own: Vec<(String, String)> = Vec::new();
         let mut side: Vec<(&str, &str)> = Vec::new();
-        for (slot, value) in set {
-            match self.slot(*slot) {
+        for (field, value) in set {
+            match self.storage(*field) {
                 Kept::Table(name) => own.push((quote(name), (*value).to_owned())),
                 Kept::Side(name) => side.push((name, value)),
                 Kept::Nowhere => {}
@@ -411,20 +411,20 @@ impl Sql {
         })
     }
 
-    fn slot(&self, slot: Slot) -> Kept<'_> {
+    fn storage(&self, field: RowField) -> Kept<'_> {
         let spec = &self.spec;
-        let (name, side) = match slot {
-            Slot::Count => (spec.count_column(), "attempts"),
-            Slot::NextRetryAt => (spec.next_retry_at.as_deref(), "next_retry_at"),
-            Slot::LockedUntil => (spec.locked_until.as_deref(), "locked_until"),
-            Slot::ClaimToken => (spec.claim_token.as_deref(), "claim_token"),
-            Slot::LostLeases => (spec.lost_leases.as_deref(), "lost_leases"),
-            Slot::ErrorCode => (spec.error_code.as_deref(), "error_code"),
-            Slot::ErrorMessage => (spec.error_message.as_deref(), "error_message"),
-            Slot::FinishedAt => (spec.finished_at.as_deref(), ""),
-            Slot::LastAttemptAt => (spec.last_attempt_at.as_deref(), ""),
-            Slot::Unknown if self.status.unknown.is_none() => (None, "unknown"),
-            Slot::Unknown => return Kept::Nowhere,
+        let (name, side) = match field {
+            RowField::Count => (spec.count_column(), "attempts"),
+            RowField::NextRetryAt => (spec.next_retry_at.as_deref(), "next_retry_at"),
+            RowField::LockedUntil => (spec.locked_until.as_deref(), "locked_until"),
+            RowField::ClaimToken => (spec.claim_token.as_deref(), "claim_token"),
+            RowField::LostLeases => (spec.lost_leases.as_deref(), "lost_leases"),
+            RowField::ErrorCode => (spec.error_code.as_deref(), "error_code"),
+            RowField::ErrorMessage => (spec.error_message.as_deref(), "error_message"),
+            RowField::FinishedAt => (spec.finished_at.as_deref(), ""),
+            RowField::LastAttemptAt => (spec.last_attempt_at.as_deref(), ""),
+            RowField::Unknown if self.status.unknown.is_none() => (None, "unknown"),
+            RowField::Unknown => return Kept::Nowhere,
         };
         match name {
             Some(name) => Kept::Table(name),

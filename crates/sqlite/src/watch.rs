@@ -1,7 +1,7 @@
-//! When an idle relay looks again: as soon as another connection has committed.
+//! Wakes an idle relay as soon as another connection has committed.
 //!
-//! SQLite tells nobody of a commit. A connection of its own asks for `data_version`, which changes with the
-//! commits of others; and looks at the write-ahead log first, which is cheaper still.
+//! SQLite does not notify other connections of a commit. A separate connection reads `data_version`, which changes with
+//! the commits of others. Before that it looks at the write-ahead log, which is cheaper still.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ const QUIET: Duration = Duration::from_millis(250);
 
 /// Waits for commits to an outbox's file.
 #[derive(Debug)]
-pub(crate) struct CommitWatch {
+pub(crate) struct CommitWatcher {
     outbox: SqliteOutbox,
-    watch: Mutex<Option<Watch>>,
+    watch: Mutex<Option<WatchConnection>>,
 }
 
 /// A connection that only watches for the commits of others.
 #[derive(Debug)]
-struct Watch {
+struct WatchConnection {
     conn: SqliteConnection,
     version: i64,
     /// The write-ahead log when the version was read.
@@ -41,21 +41,21 @@ struct Watch {
 /// Two commits within one tick of the file system's clock may look like one, which polling makes up for.
 type LogStamp = (u64, std::time::SystemTime);
 
-impl CommitWatch {
+impl CommitWatcher {
     pub(crate) fn new(outbox: SqliteOutbox) -> Self {
         Self { outbox, watch: Mutex::new(None) }
     }
 
     /// Returns after a commit, or after `at_most`.
     pub(crate) async fn wait(&self, at_most: Duration) {
-        // Nobody to tell: at the end of the time it returns all the same.
+        // A timeout is no error: the call returns either way.
         let _ = tokio::time::timeout(at_most, self.wait_for_commit()).await;
     }
 
-    /// Whether anybody has committed since the last call. The first call says yes: nobody looked before.
+    /// Whether another connection has committed since the last call. The first call returns true.
     async fn committed(&self) -> bool {
-        let mut slot = self.watch.lock().await;
-        if slot.is_none() {
+        let mut guard = self.watch.lock().await;
+        if guard.is_none() {
             let options = self.outbox.pool().connect_options();
             match options
                 .as_ref()
@@ -65,12 +65,12 @@ impl CommitWatch {
                 .connect()
                 .await
             {
-                Ok(conn) => *slot = Some(Watch { conn, version: -1, log: None }),
+                Ok(conn) => *guard = Some(WatchConnection { conn, version: -1, log: None }),
                 // The claim that follows meets the same error, and reports it.
                 Err(_) => return false,
             }
         }
-        let Some(watch) = slot.as_mut() else { return false };
+        let Some(watch) = guard.as_mut() else { return false };
         let log = self.log_stamp().filter(|(_, at)| at.elapsed().is_ok_and(|age| age >= QUIET));
         if log.is_some() && log == watch.log {
             return false;
@@ -79,7 +79,7 @@ impl CommitWatch {
         match sqlx::query_scalar::<_, i64>("PRAGMA data_version").fetch_one(&mut watch.conn).await {
             Ok(version) => std::mem::replace(&mut watch.version, version) != version,
             Err(_) => {
-                *slot = None;
+                *guard = None;
                 false
             }
         }

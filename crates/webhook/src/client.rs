@@ -1,7 +1,7 @@
 //! One request and what its answer means.
 //!
-//! The answer's status alone decides. Its body is read for two reasons only, a line for the operator and a
-//! connection that can be used again, and within bounds of bytes and time, since it comes from a stranger.
+//! Only the status of the answer decides. The body is read for two reasons: to show its beginning to the operator, and to
+//! use the connection again. It comes from another program, so bytes and time are bounded.
 
 use std::{sync::Arc, time::Duration};
 
@@ -137,7 +137,7 @@ impl Client {
         }
     }
 
-    /// The class of a request that nobody answered.
+    /// The error for a request that got no answer.
     fn no_answer(&self, error: &reqwest::Error) -> Error {
         let origin = &self.origin;
         let cause = root_cause(error);
@@ -168,7 +168,7 @@ fn redirected(ours: &Url, headers: &HeaderMap) -> String {
             // A path that is ours already need not be shown; it may hold a token.
             let path = if url.path() == ours.path() { " (the same path)" } else { url.path() };
             let target = printable(format!("{}{path}", origin(&url)).as_bytes());
-            format!(" and redirects to {target}; redirects are not followed: set `url` to where it points")
+            format!(" and redirects to {target}; redirects are not followed: set `url` to that address")
         }
         None => "; redirects are not followed: set `url` to the endpoint itself".into(),
     }
@@ -187,7 +187,7 @@ fn tls(config: &Resolved) -> Result<rustls::ClientConfig> {
         builder
             .with_platform_verifier()
             .map_err(|error| {
-                bad("url", format!("is https, and the system's root certificates cannot be read ({error}): install ca-certificates, set `ca`, or set SSL_CERT_FILE"))
+                bad("url", format!("is https, but the system's root certificates cannot be read ({error}): install ca-certificates, set `ca`, or set SSL_CERT_FILE"))
             })?
             .with_no_client_auth()
     } else {

@@ -1,7 +1,7 @@
 //! From a delivery to a request: headers, body, signature.
 //!
-//! Nothing in here can fail. An event that made it into an outbox is delivered, however odd its key; what a
-//! header cannot carry is encoded or left out, and the body has it all.
+//! Nothing here can fail. Every event in an outbox can be delivered, whatever characters its key has. What a header cannot
+//! carry is encoded or left out; the body is complete.
 
 use airtight_core::{
     Delivery, Event, Format, Payload, Result,
@@ -160,7 +160,7 @@ impl Signer {
 fn key(secret: &str) -> Result<Hmac<Sha256>> {
     let key = match secret.strip_prefix("whsec_") {
         None => secret.as_bytes().to_vec(),
-        Some("") => return Err(bad("secret", "has nothing after `whsec_`: base64 of the key belongs there")),
+        Some("") => return Err(bad("secret", "has nothing after `whsec_`: the key in base64 belongs there")),
         Some(text) => LENIENT.decode(text).map_err(|_| {
             bad("secret", "begins with `whsec_` but is not base64 after that: copy it again, or give plain text without `whsec_`")
         })?,

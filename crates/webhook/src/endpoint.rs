@@ -1,7 +1,8 @@
-//! Where a request goes: one URL for all events, or one made of each event's fields.
+//! Where a request goes: one URL for all events, or a URL made from each event's fields.
 //!
-//! Fields may stand in the path and in the query, never in what says whom we talk to: an event must not choose the host
-//! that gets it, signed. What is shown of a URL is its origin and the fields; path and query often hold a token.
+//! Fields may be in the path and in the query, never in scheme, host, port or credentials: an event must not choose the
+//! host that receives it with a signature. Errors show only the origin of a URL and the fields; path and query often
+//! contain a token.
 
 use airtight_core::{Code, Error, Event, Result, route::Template};
 use reqwest::Url;
@@ -24,14 +25,14 @@ impl Endpoint {
         }
         let template = Template::parse(text).map_err(|error| {
             let what = error.message().replace(&format!("the template `{text}` "), "");
-            bad("url", format!("{what}; a brace that is no field is written twice"))
+            bad("url", format!("{what}; a literal brace is written twice"))
         })?;
         let authority = text.split_once("://").map_or("", |(_, rest)| rest);
         let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
         if authority.contains('{') {
             return Err(bad(
                 "url",
-                "has a field before its path: events do not choose the host that they are sent to",
+                "has a field before its path: events must not choose the host that they are sent to",
             ));
         }
         let harmless: String = template.sample("x");
@@ -60,18 +61,18 @@ impl Endpoint {
         // As a whole segment these would mean another path, encoded or not.
         let path = text.split(['?', '#']).next().unwrap_or_default();
         if path.split('/').any(|segment| matches!(segment, "." | "..")) {
-            let message = "a field of the event is `.` or `..`, which no path of a URL can hold as it is";
+            let message = "a field of the event is `.` or `..`, which cannot be a segment of a URL's path";
             return Err(Error::permanent(Code::BAD_URL, message));
         }
         let mut url = Url::parse(&text).map_err(|error| {
-            Error::permanent(Code::BAD_URL, format!("the event's fields make no URL of `url`: {error}"))
+            Error::permanent(Code::BAD_URL, format!("`url` with the event's fields is not a URL: {error}"))
         })?;
         // They are in a header already. A URL with a host can be without them.
         let _ = (url.set_username(""), url.set_password(None));
         Ok(Some(url))
     }
 
-    /// The endpoint of an event, as one that may be away while others are not, by its fields.
+    /// The endpoint of an event as a destination, named by its fields: it may be unavailable while others are not.
     pub(crate) fn destination(&self, event: &Event) -> Option<String> {
         let fields = self.template.as_ref()?.values(event);
         let fields: Vec<String> = fields.map(|(name, value)| format!("{name}={value}")).collect();

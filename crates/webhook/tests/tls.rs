@@ -82,7 +82,7 @@ async fn https_trusts_the_systems_roots_and_nobody_else() {
     let port = listener.local_addr().unwrap().port();
     let serving = tokio::spawn(refuse(listener));
     let said = outcome(&format!("https://localhost:{port}/"), &trusted).await;
-    assert!(said.contains("connect (unavailable)") && said.contains("corrupt message"), "{said}");
+    assert!(said.contains("tls (unavailable)") && said.contains("corrupt message"), "{said}");
     serving.abort();
 
     let plain = HttpServer::start().await;

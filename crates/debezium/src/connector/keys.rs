@@ -1,4 +1,4 @@
-//! What the other keys of a connector mean for us: nothing, or too much.
+//! The other keys of a connector: which are harmless, and which are refused.
 
 /// What is to be done about a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub(super) enum Verdict {
     Harmless,
     /// It changes what is delivered; why.
     Refused(String),
-    /// Nobody here has heard of it.
+    /// The key is unknown.
     Unknown,
 }
 

@@ -1,9 +1,9 @@
-//! A connector's config file, for those who come from Debezium or go back to it.
+//! The config file of a Debezium connector, for a move from Debezium to airtight or back.
 //!
-//! [`ConnectorConfig::parse`] reads what people have: the JSON that Kafka Connect's API takes (with `name` and `config`, or
-//! flat), Java properties as for a standalone worker, and Debezium Server's `application.properties`. What would change
-//! what is delivered, and is not supported here, is refused by its name; what is harmless is listed as ignored.
-//! [`ConnectorConfig::to_json`] is the way back. Nothing here touches a database or a file.
+//! [`ConnectorConfig::parse`] reads three forms: the JSON that Kafka Connect's API takes (with `name` and `config`, or
+//! flat), Java properties as for a standalone worker, and Debezium Server's `application.properties`. A key that would
+//! change what is delivered, and that airtight does not support, is refused by its name. Harmless keys are listed as
+//! ignored. [`ConnectorConfig::to_json`] writes a connector's file. Nothing here accesses a database or a file.
 
 mod keys;
 mod properties;
@@ -317,7 +317,7 @@ impl Reader {
                 Verdict::Harmless => config.ignored.push((key, value)),
                 Verdict::Refused(why) => return Err(bad(&key, why)),
                 Verdict::Unknown => {
-                    let what = "is not known, so that nobody can say whether it changes what is delivered: remove it";
+                    let what = "is not known, so it may change what is delivered: remove it";
                     return Err(bad(&key, what));
                 }
             }

@@ -15,13 +15,13 @@ use rdkafka::{
 
 use super::{
     Start,
-    message::Place,
+    message::TopicPartition,
     poller::{KafkaConsumer, Shared},
 };
 
 /// A partition whose offsets say that there is more.
 struct Behind {
-    place: Place,
+    topic_partition: TopicPartition,
     from: i64,
     end: i64,
 }
@@ -41,17 +41,18 @@ pub(super) fn unfinished(shared: &Shared, consumer: &KafkaConsumer) -> KafkaResu
     let mut open = 0;
     let mut behind = Vec::new();
     for element in consumer.committed_offsets(list, timeout)?.elements() {
-        let place = Place::new(element.topic(), element.partition());
-        let (first, end) = consumer.fetch_watermarks(&place.topic, place.partition, timeout)?;
+        let topic_partition = TopicPartition::new(element.topic(), element.partition());
+        let (first, end) =
+            consumer.fetch_watermarks(&topic_partition.topic, topic_partition.partition, timeout)?;
         let begin = match (element.offset(), shared.config.start) {
             (Offset::Offset(offset), _) => offset,
             (_, Start::Earliest) => first,
             (_, Start::Latest) => end,
         };
-        let (held, from) = shared.track().standing(&place).unwrap_or((0, begin));
+        let (held, from) = shared.track().standing(&topic_partition).unwrap_or((0, begin));
         open += held;
         if from < end {
-            behind.push(Behind { place, from, end });
+            behind.push(Behind { topic_partition, from, end });
         }
     }
     if open == 0 && is_at_end(shared, &behind)? {
@@ -70,9 +71,9 @@ fn is_at_end(shared: &Shared, behind: &[Behind]) -> KafkaResult<bool> {
         shared.config.consumer_config().map_err(|error| KafkaError::Subscription(error.to_string()))?;
     config.set("enable.partition.eof", "true");
     let reader = BaseConsumer::from_config(&config)?;
-    for Behind { place, from, .. } in behind {
+    for Behind { topic_partition, from, .. } in behind {
         let mut list = TopicPartitionList::new();
-        list.add_partition_offset(&place.topic, place.partition, Offset::Offset(*from))?;
+        list.add_partition_offset(&topic_partition.topic, topic_partition.partition, Offset::Offset(*from))?;
         reader.assign(&list)?;
         let until = Instant::now() + shared.config.connection.connect_timeout;
         loop {

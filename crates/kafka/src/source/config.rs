@@ -214,7 +214,9 @@ impl KafkaSourceConfig {
             if let Some(dead) = self.dead_letter_topic_of(topic) {
                 is_topic("dead_letter_topic", &dead)?;
                 if self.subscription().contains(&dead.as_str()) {
-                    let what = format!("must not be a topic that is read, or the dead come back: `{dead}`");
+                    let what = format!(
+                        "must not be a topic that the source reads, or dead events would be read again: `{dead}`"
+                    );
                     return Err(bad("dead_letter_topic", what));
                 }
             }
@@ -222,7 +224,7 @@ impl KafkaSourceConfig {
         if let Some(retry) = self.retry_topic() {
             is_topic("retry_topic", retry)?;
             if self.topics.iter().any(|topic| topic == retry) {
-                return Err(bad("retry_topic", "must be a topic of its own, which nobody else writes to"));
+                return Err(bad("retry_topic", "must be a separate topic that nothing else writes to"));
             }
             if self.order != Order::None {
                 let what = "gives up the order of events: set `order` to `none`, or retry in place";
@@ -238,7 +240,7 @@ impl KafkaSourceConfig {
             ("timeout", self.timeout),
         ] {
             if given.is_zero() {
-                return Err(bad(key, "must be longer than nothing"));
+                return Err(bad(key, "must be longer than zero"));
             }
         }
         for key in self.connection.settings.keys() {
@@ -291,7 +293,7 @@ impl KafkaSourceConfig {
         // The original may have been compressed, and must fit again with a few headers more.
         config.compression = "lz4".into();
         config.max_message_bytes = 1_000_000_000;
-        // There are few, so none of them need hurry: see `lanes`.
+        // There are few, so none of them need hurry: see `open_partitions`.
         let settings = &mut config.connection.settings;
         settings.remove("max.in.flight");
         settings.insert("max.in.flight.requests.per.connection".into(), "1".into());
@@ -300,7 +302,7 @@ impl KafkaSourceConfig {
 }
 
 fn is_topic(key: &str, name: &str) -> Result<()> {
-    check_topic(name).map_err(|error| bad(key, format!("does not do: {error}")))
+    check_topic(name).map_err(|error| bad(key, format!("cannot be used: {error}")))
 }
 
 #[cfg(test)]
@@ -341,15 +343,15 @@ mod tests {
     #[test]
     fn a_wrong_config_is_refused_with_the_key_and_without_secrets() {
         for (url, expected) in [
-            ("http://h:1/t?group=g", "begins with kafka://"),
+            ("http://h:1/t?group=g", "must begin with kafka://"),
             ("kafka://h:1?group=g", "`topics` is missing"),
             ("kafka://h:1/t", "`group` is missing"),
-            ("kafka://h:1/a b?group=g", "`topics` does not do: the topic `a b` holds"),
-            ("kafka://h:1/t?group=a%20b", "`dead_letter_topic` does not do: the topic `t.a b.dead` holds"),
+            ("kafka://h:1/a b?group=g", "`topics` cannot be used: the topic `a b` holds"),
+            ("kafka://h:1/t?group=a%20b", "`dead_letter_topic` cannot be used: the topic `t.a b.dead` holds"),
             ("kafka://h:1/t?group=g&dead_letter_topic={tpic}", "the topic `{tpic}` holds"),
-            ("kafka://h:1/t?group=g&dead_letter_topic=t", "the dead come back"),
+            ("kafka://h:1/t?group=g&dead_letter_topic=t", "would be read again"),
             ("kafka://h:1/t?group=g&retry_topic=r", "gives up the order"),
-            ("kafka://h:1/t?group=g&retry_topic=t&order=none", "a topic of its own"),
+            ("kafka://h:1/t?group=g&retry_topic=t&order=none", "a separate topic"),
             ("kafka://h:1/t?group=g&order=total", "`order` must be `key` or `none`"),
             ("kafka://h:1/t?group=g&start=now", "`start` must be"),
             ("kafka://h:1/t?group=g&grup=x", "`grup` is not a setting"),

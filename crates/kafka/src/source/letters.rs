@@ -1,8 +1,8 @@
-//! Messages that go to another topic: dead letters, and retries where these have a topic of their own.
+//! Messages that go to another topic: dead letters, and retries if they have their own topic.
 //!
-//! They are written as the sink writes, idempotently and to all replicas, and only when that is acknowledged their
-//! event counts as settled. Killed in between, the event comes again, and its letter may be there twice: its origin
-//! tells the two are one.
+//! They are written as the sink writes, idempotently and to all replicas. Their event counts as settled only when that is
+//! acknowledged. If the process is killed in between, the event is read again, and its message may be written twice; both
+//! have the same origin in their headers.
 
 use std::{
     sync::Arc,
@@ -45,7 +45,7 @@ impl Letters {
         for topic in &self.config.topics {
             let Some(dead) = self.config.dead_letter_topic_of(topic) else { continue };
             if let Err(error) = self.client.topic(&dead).await {
-                tracing::warn!(target: "airtight::kafka", code = error.code(), %error, "the dead-letter topic is not there yet: the first dead event would wait for it");
+                tracing::warn!(target: "airtight::kafka", code = error.code(), %error, "the dead-letter topic does not exist yet: the first dead event would wait for it");
             }
         }
         Ok(())
@@ -57,8 +57,11 @@ impl Letters {
         let sent = self.send_all(letters, &mut written).await;
         let written = written.into_iter().map(|at: usize| letters[at].position).collect();
         // Whatever it is, the event is kept, and the same verdict comes again.
-        let sent =
-            sent.map_err(|error| error.with_class(Class::Retryable).context("an event cannot be put aside"));
+        let sent = sent.map_err(|error| {
+            error
+                .with_class(Class::Retryable)
+                .context("cannot write an event to its dead-letter or retry topic")
+        });
         (written, sent)
     }
 
@@ -82,8 +85,8 @@ impl Letters {
                 headers: Some(letter.raw.headers_with(&self.headers(letter))),
                 delivery_opaque: (),
             };
-            let lanes = producer.lanes.of(&topics[at]);
-            match producer.send(record, (&reports, &lanes, at)) {
+            let open_partitions = producer.open_partitions.of(&topics[at]);
+            match producer.send(record, (&reports, &open_partitions, at)) {
                 Ok(()) => open += 1,
                 Err(code) => fallen.push((at, code)),
             }
@@ -116,15 +119,15 @@ impl Letters {
             self.client.shrink_batches(sizes.iter().sum());
         }
         Err(match self.client.fate(&topics[at], code) {
-            Fate::Suspect(error) | Fate::Away(error) => error,
+            Fate::MayBeTheCause(error) | Fate::Away(error) => error,
             Fate::Collateral => {
-                Error::retryable(Code::CLIENT_ENDED, format!("Kafka's client has ended ({code})"))
+                Error::retryable(Code::CLIENT_ENDED, format!("the Kafka client has ended ({code})"))
             }
         })
     }
 
     fn topic(&self, letter: &Letter) -> String {
-        let dead = || self.config.dead_letter_topic_of(&letter.origin.place.topic);
+        let dead = || self.config.dead_letter_topic_of(&letter.origin.topic_partition.topic);
         let topic = match letter.verdict {
             Verdict::Retry { .. } => self.config.retry_topic().map(str::to_owned),
             _ => dead(),
@@ -143,8 +146,8 @@ impl Letters {
             }
         };
         let mut headers = vec![
-            (TOPIC, origin.place.topic.to_string()),
-            (PARTITION, origin.place.partition.to_string()),
+            (TOPIC, origin.topic_partition.topic.to_string()),
+            (PARTITION, origin.topic_partition.partition.to_string()),
             (OFFSET, origin.offset.to_string()),
             (GROUP, self.config.group.clone()),
             (ATTEMPTS, letter.attempts.to_string()),

@@ -27,12 +27,12 @@ const OVERHEAD: usize = 256;
 
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct TopicPartition {
     pub(crate) topic: Arc<str>,
     pub(crate) partition: i32,
 }
 
-impl Place {
+impl TopicPartition {
     pub(crate) fn new(topic: &str, partition: i32) -> Self {
         Self { topic: topic.into(), partition }
     }
@@ -41,7 +41,7 @@ impl Place {
 /// A message, with all that it had.
 #[derive(Debug, Clone)]
 pub(crate) struct Raw {
-    pub(crate) place: Place,
+    pub(crate) topic_partition: TopicPartition,
     pub(crate) offset: i64,
     pub(crate) written_at: Option<OffsetDateTime>,
     pub(crate) key: Option<Bytes>,
@@ -53,7 +53,7 @@ pub(crate) struct Raw {
 /// Where a message was read first, and what it has been through since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
-    pub(crate) place: Place,
+    pub(crate) topic_partition: TopicPartition,
     pub(crate) offset: i64,
     pub(crate) attempts: u32,
     /// When it is to be tried, in milliseconds since 1970.
@@ -63,7 +63,7 @@ pub(crate) struct Origin {
 }
 
 impl Raw {
-    pub(crate) fn new(message: &BorrowedMessage<'_>, place: Place) -> Self {
+    pub(crate) fn new(message: &BorrowedMessage<'_>, topic_partition: TopicPartition) -> Self {
         let millis = message.timestamp().to_millis();
         let nanos = millis.map(|millis| i128::from(millis) * 1_000_000);
         // rdkafka panics at a header's name that is not UTF-8, and one message must not end the source.
@@ -77,7 +77,7 @@ impl Raw {
             })
         }));
         Self {
-            place,
+            topic_partition,
             offset: message.offset(),
             written_at: nanos.and_then(|nanos| OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()),
             key: message.key().map(Bytes::copy_from_slice),
@@ -101,8 +101,13 @@ impl Raw {
 
     /// Where it comes from: its own place, or, read from the retry topic, the one that it had at first.
     pub(crate) fn origin(&self, is_retry: bool) -> Origin {
-        let here =
-            Origin { place: self.place.clone(), offset: self.offset, attempts: 0, due: None, group: None };
+        let here = Origin {
+            topic_partition: self.topic_partition.clone(),
+            offset: self.offset,
+            attempts: 0,
+            due: None,
+            group: None,
+        };
         if !is_retry {
             return here;
         }
@@ -110,7 +115,7 @@ impl Raw {
         let (topic, partition, offset) = (self.header(TOPIC), number(PARTITION), number(OFFSET));
         let (Some(topic), Some(partition), Some(offset)) = (topic, partition, offset) else { return here };
         Origin {
-            place: Place::new(topic, i32::try_from(partition).unwrap_or_default()),
+            topic_partition: TopicPartition::new(topic, i32::try_from(partition).unwrap_or_default()),
             offset,
             attempts: number(ATTEMPTS).and_then(|n| u32::try_from(n).ok()).unwrap_or_default(),
             due: number(DUE),
@@ -130,8 +135,8 @@ impl Raw {
         decode(
             format,
             &Incoming {
-                topic: &origin.place.topic,
-                place: format!("{}/{}", origin.place.partition, origin.offset),
+                topic: &origin.topic_partition.topic,
+                place: format!("{}/{}", origin.topic_partition.partition, origin.offset),
                 offset: origin.offset,
                 written_at: self.written_at,
                 key: self.key.as_deref(),

@@ -1,4 +1,4 @@
-//! Kafka as a source: a member of a consumer group, whose offsets follow what was settled.
+//! Kafka as a source: a member of a consumer group that commits offsets of settled events only.
 //!
 //! | file | what lives there |
 //! | --- | --- |
@@ -39,7 +39,7 @@ use tokio::sync::oneshot;
 pub use self::config::{KafkaSourceConfig, Retry, Start};
 use self::{
     letters::Letters,
-    poller::{Context, KafkaConsumer, Shared},
+    poller::{KafkaConsumer, Shared, SourceContext},
 };
 use crate::{connection::refused, errors};
 
@@ -63,11 +63,11 @@ use crate::{connection::refused, errors};
 /// - **Nothing is skipped.** What cannot be handled or decoded goes to the dead-letter topic with its key, value and
 ///   headers, and counts as settled when Kafka has acknowledged it. Without such a topic the source halts. Messages
 ///   that retention took before they were read are an error.
-/// - **Rebalances lose nothing.** A partition that goes to another member is waited for and committed first; what is
-///   settled too late is refused (`fenced`) and handled again by its new owner.
+/// - **Rebalances lose nothing.** Before a partition goes to another member, the source waits for what is being handled and
+///   commits it. What is settled too late is refused (`fenced`), and the new owner handles it again.
 ///
-/// No key stays blocked behind a dead event ([`airtight_core::Rules::block_on_dead`]): that event is in another topic,
-/// and nobody reports its end.
+/// No key stays blocked behind a dead event ([`airtight_core::Rules::block_on_dead`]): the event is in another topic, and
+/// the source would never learn that it was handled.
 pub struct KafkaSource {
     shared: Arc<Shared>,
     letters: Letters,
@@ -93,8 +93,11 @@ impl KafkaSource {
 
     /// The partitions owned right now, as topic and number; for tests and status.
     pub fn owned_partitions(&self) -> Vec<(String, i32)> {
-        let places = self.shared.track().places();
-        places.into_iter().map(|place| (place.topic.to_string(), place.partition)).collect()
+        let topic_partitions = self.shared.track().topic_partitions();
+        topic_partitions
+            .into_iter()
+            .map(|topic_partition| (topic_partition.topic.to_string(), topic_partition.partition))
+            .collect()
     }
 
     /// Events and bytes in memory; for tests and status.
@@ -133,9 +136,9 @@ impl Source for KafkaSource {
         let shared = self.shared.clone();
         let consumer = blocking(move || connect(&shared)).await.map_err(may_pass)?;
         self.letters.open().await.map_err(may_pass)?;
-        consumer
-            .subscribe(&self.shared.config.subscription())
-            .map_err(|error| Error::retryable(Code::SERVER_ERROR, format!("cannot subscribe: {error}")))?;
+        consumer.subscribe(&self.shared.config.subscription()).map_err(|error| {
+            Error::retryable(Code::SERVER_ERROR, format!("cannot subscribe to the topics: {error}"))
+        })?;
         let (tell, ended) = oneshot::channel();
         let consumer = Arc::new(consumer);
         *self.member() = Some(Member { consumer: Arc::downgrade(&consumer), ended: Some(ended) });
@@ -145,9 +148,9 @@ impl Source for KafkaSource {
             // Nobody waits for it where the source was dropped.
             let _ = tell.send(());
         });
-        thread
-            .map(drop)
-            .map_err(|error| Error::retryable(Code::NO_THREAD, format!("no thread to poll Kafka: {error}")))
+        thread.map(drop).map_err(|error| {
+            Error::retryable(Code::NO_THREAD, format!("cannot start the thread that polls Kafka: {error}"))
+        })
     }
 
     async fn next(&self, limits: Limits) -> Result<Batch> {
@@ -188,7 +191,7 @@ impl Source for KafkaSource {
         let shared = self.shared.clone();
         let unfinished = blocking(move || {
             backlog::unfinished(&shared, &consumer).map_err(|error| {
-                tracing::debug!(target: "airtight::kafka", %error, "no backlog");
+                tracing::debug!(target: "airtight::kafka", %error, "the backlog could not be read");
                 may_pass(shared.away())
             })
         });
@@ -211,8 +214,9 @@ impl Source for KafkaSource {
 fn connect(shared: &Arc<Shared>) -> Result<KafkaConsumer> {
     let config = &shared.config;
     let settings = config.consumer_config()?;
-    let consumer: KafkaConsumer = BaseConsumer::from_config_and_context(&settings, Context(shared.clone()))
-        .map_err(|error| refused(&error))?;
+    let consumer: KafkaConsumer =
+        BaseConsumer::from_config_and_context(&settings, SourceContext(shared.clone()))
+            .map_err(|error| refused(&error))?;
     for topic in &config.topics {
         let Ok(metadata) = consumer.fetch_metadata(Some(topic), config.connection.connect_timeout) else {
             // What librdkafka has to say of it comes with a poll.
@@ -235,21 +239,18 @@ fn no_topic(brokers: &str, topic: &str, code: KafkaCode) -> Error {
     match code {
         KafkaCode::TopicAuthorizationFailed => Error::unavailable(
             Code::NOT_PERMITTED,
-            format!(
-                "Kafka at {brokers} does not let this user read from topic `{topic}`: grant Read and Describe on it"
-            ),
-        ),
-        KafkaCode::UnknownTopicOrPartition | KafkaCode::UnknownTopic => Error::retryable(
-            Code::NO_TOPIC,
-            format!(
-                "topic `{topic}` does not exist at {brokers}: create it, or see whether the name is right"
-            ),
-        ),
+            format!("Kafka at {brokers} does not let this user read from topic `{topic}`"),
+        )
+        .with_remedy(format!("grant the user Read and Describe on topic `{topic}`")),
+        KafkaCode::UnknownTopicOrPartition | KafkaCode::UnknownTopic => {
+            Error::retryable(Code::NO_TOPIC, format!("topic `{topic}` does not exist at {brokers}"))
+                .with_remedy("create the topic, or correct its name")
+        }
         code => errors::topic(brokers, topic, code, false),
     }
 }
 
-/// A cluster that is away, or a topic that is missing, may come; wrong credentials do not mend themselves.
+/// A cluster that is unavailable, or a topic that is missing, may come back. Wrong credentials stay wrong.
 fn may_pass(error: Error) -> Error {
     const LASTING: [Code; 4] = [Code::CREDENTIALS, Code::NOT_PERMITTED, Code::TLS, Code::WRONG_PROTOCOL];
     if error.class() != Class::Unavailable || LASTING.iter().any(|code| error.is(code)) {

@@ -1,12 +1,12 @@
-//! The thread that everything happens on that concerns the consumer: polling, rebalances, commits, leaving.
+//! The thread that does everything with the consumer: it polls, rebalances, commits and leaves the group.
 //!
 //! One thread for all of it is what keeps offsets safe. librdkafka calls back for a rebalance from inside `poll`, and
-//! the group goes on only after the callback has returned; commits are made on this thread too, and awaited. So no
+//! the group continues only after the callback has returned; commits are made on this thread too, and awaited. So no
 //! commit is under way while partitions change hands, and each one goes out as the member and generation that owns
 //! what it is about. A broker that has meanwhile given the partitions to others knows neither, and refuses it.
 //!
-//! It polls all the time, also when there is no room: partitions are paused then. So a slow handler never costs the
-//! membership.
+//! The thread polls all the time, even when the buffers are full: then it pauses partitions. So a slow handler never costs
+//! the process its membership in the group.
 
 use std::{
     sync::{
@@ -28,8 +28,8 @@ use tokio::sync::Notify;
 
 use super::{
     KafkaSourceConfig, Start,
-    message::{Place, Raw},
-    track::Track,
+    message::{Raw, TopicPartition},
+    track::GroupTracker,
 };
 use crate::{
     complaint::{self, Complaint},
@@ -50,7 +50,7 @@ const LAST_COMMITS: usize = 4;
 /// What the thread and the source share.
 pub(super) struct Shared {
     pub(super) config: Arc<KafkaSourceConfig>,
-    track: Mutex<Track>,
+    track: Mutex<GroupTracker>,
     /// Something was settled.
     settled: Condvar,
     /// There may be something to hand out.
@@ -62,7 +62,7 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(config: Arc<KafkaSourceConfig>) -> Self {
         Self {
-            track: Mutex::new(Track::new(config.clone())),
+            track: Mutex::new(GroupTracker::new(config.clone())),
             config,
             settled: Condvar::new(),
             news: Notify::new(),
@@ -71,7 +71,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn track(&self) -> MutexGuard<'_, Track> {
+    pub(super) fn track(&self) -> MutexGuard<'_, GroupTracker> {
         self.track.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,11 +110,11 @@ impl Shared {
 }
 
 /// Connects librdkafka's callbacks with what is shared.
-pub(super) struct Context(pub(super) Arc<Shared>);
+pub(super) struct SourceContext(pub(super) Arc<Shared>);
 
-pub(super) type KafkaConsumer = BaseConsumer<Context>;
+pub(super) type KafkaConsumer = BaseConsumer<SourceContext>;
 
-impl ClientContext for Context {
+impl ClientContext for SourceContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         complaint::log(level, facility, message);
     }
@@ -124,27 +124,27 @@ impl ClientContext for Context {
     }
 }
 
-impl ConsumerContext for Context {
+impl ConsumerContext for SourceContext {
     fn rebalance(&self, consumer: &KafkaConsumer, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
-        let places = places(list);
+        let topic_partitions = topic_partitions(list);
         let is_incremental = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
         let done = if what == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
-            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "takes up {}", names(&places));
+            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "the group assigned {}", names(&topic_partitions));
             self.0.take_up(consumer, list);
             let assigned =
                 if is_incremental { consumer.incremental_assign(list) } else { consumer.assign(list) };
             // librdkafka remembers that a partition was paused when it went, and would leave it so.
             assigned.and_then(|()| consumer.resume(list))
         } else {
-            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "gives up {}", names(&places));
-            self.0.give_up(consumer, &places);
+            tracing::info!(target: "airtight::kafka", group = self.0.config.group, "the group revoked {}", names(&topic_partitions));
+            self.0.give_up(consumer, &topic_partitions);
             if is_incremental { consumer.incremental_unassign(list) } else { consumer.unassign() }
         };
         if let Err(error) = done {
             // librdkafka refuses it only where the assignment is not its own any more; the group goes on with another.
             tracing::warn!(target: "airtight::kafka", %error, "the assignment could not be changed");
             let mut track = self.0.track();
-            places.iter().for_each(|place| track.drop_partition(place));
+            topic_partitions.iter().for_each(|topic_partition| track.drop_partition(topic_partition));
         }
     }
 }
@@ -158,7 +158,7 @@ impl Shared {
             match self.positions(consumer, list) {
                 Ok(begin) => break begin,
                 Err(error) if self.is_stopping() || consumer.assignment_lost() => {
-                    tracing::debug!(target: "airtight::kafka", %error, "the offsets are not known, nor needed any more");
+                    tracing::debug!(target: "airtight::kafka", %error, "the offsets could not be read, and are no longer needed");
                     // A rebalance takes these away again; until then nothing of them is taken in.
                     drop(list.set_all_offsets(Offset::End));
                     return;
@@ -172,19 +172,23 @@ impl Shared {
             }
         };
         let (now, lease) = (Instant::now(), self.config.session());
-        let mut places = Vec::new();
+        let mut topic_partitions = Vec::new();
         let mut track = self.track();
-        for Begin { place, committed, offset } in begin {
-            let offset = committed.map_or(offset, |committed| track.resume_at(&place, committed));
+        for Begin { topic_partition, committed, offset } in begin {
+            let offset = committed.map_or(offset, |committed| track.resume_at(&topic_partition, committed));
             // Fails only for an offset below zero, and none is.
-            drop(list.set_partition_offset(&place.topic, place.partition, Offset::Offset(offset)));
-            track.assign(&place, offset, committed, Ownership::leased(now, lease));
-            places.push(place);
+            drop(list.set_partition_offset(
+                &topic_partition.topic,
+                topic_partition.partition,
+                Offset::Offset(offset),
+            ));
+            track.assign(&topic_partition, offset, committed, Ownership::leased(now, lease));
+            topic_partitions.push(topic_partition);
         }
         drop(track);
         // From now on the group has a place, and neither a restart nor another member begins anywhere else. If it does
         // not work, the next commit does it.
-        self.commit(consumer, Some(&places));
+        self.commit(consumer, Some(&topic_partitions));
     }
 
     /// The committed offsets, or where a group without them begins.
@@ -192,39 +196,40 @@ impl Shared {
         let mut begin = Vec::with_capacity(list.count());
         for element in consumer.committed_offsets(list.clone(), ASK)?.elements() {
             element.error()?;
-            let place = Place::new(element.topic(), element.partition());
+            let topic_partition = TopicPartition::new(element.topic(), element.partition());
             if let Offset::Offset(offset) = element.offset() {
-                begin.push(Begin { place, committed: Some(offset), offset });
+                begin.push(Begin { topic_partition, committed: Some(offset), offset });
                 continue;
             }
-            let (first, end) = consumer.fetch_watermarks(&place.topic, place.partition, ASK)?;
-            let is_retry = self.config.retry_topic() == Some(&place.topic);
+            let (first, end) =
+                consumer.fetch_watermarks(&topic_partition.topic, topic_partition.partition, ASK)?;
+            let is_retry = self.config.retry_topic() == Some(&topic_partition.topic);
             let offset = if self.config.start == Start::Latest && !is_retry { end } else { first };
-            begin.push(Begin { place, committed: None, offset });
+            begin.push(Begin { topic_partition, committed: None, offset });
         }
         Ok(begin)
     }
 
-    /// Partitions go to others: what is being handled is waited for, then committed, then no longer ours.
-    fn give_up(&self, consumer: &KafkaConsumer, places: &[Place]) {
+    /// Partitions go to other members: waits for what is being handled, commits it, then gives the partitions up.
+    fn give_up(&self, consumer: &KafkaConsumer, topic_partitions: &[TopicPartition]) {
         let mut track = self.track();
-        track.leave(places);
+        track.leave(topic_partitions);
         self.news.notify_one();
         // Lost, they are somebody else's already, and there is nothing to wait for.
         if !consumer.assignment_lost() {
-            let wait = |track: &mut Track| track.is_out(places) && !self.is_stopping();
+            let wait = |track: &mut GroupTracker| track.is_out(topic_partitions) && !self.is_stopping();
             let waited = self.settled.wait_timeout_while(track, self.config.handover, wait);
             drop(waited);
             for _ in 0..LAST_COMMITS {
-                if self.commit(consumer, Some(places)) {
+                if self.commit(consumer, Some(topic_partitions)) {
                     break;
                 }
                 self.pause(POLL);
             }
             track = self.track();
         }
-        for place in places {
-            track.drop_partition(place);
+        for topic_partition in topic_partitions {
+            track.drop_partition(topic_partition);
         }
     }
 
@@ -237,7 +242,7 @@ impl Shared {
     }
 
     /// Commits what was settled. Returns false if it is worth another try.
-    fn commit(&self, consumer: &KafkaConsumer, only: Option<&[Place]>) -> bool {
+    fn commit(&self, consumer: &KafkaConsumer, only: Option<&[TopicPartition]>) -> bool {
         let offsets = self.track().to_commit(only);
         if offsets.is_empty() {
             return true;
@@ -256,7 +261,7 @@ impl Shared {
                 | KafkaCode::FencedMemberEpoch
                 | KafkaCode::StaleMemberEpoch),
             )) => {
-                tracing::warn!(target: "airtight::kafka", group = self.config.group, %code, "offsets refused: these events come again");
+                tracing::warn!(target: "airtight::kafka", group = self.config.group, %code, "Kafka refused the offsets: these events are read again");
                 true
             }
             Err(error) => {
@@ -269,7 +274,7 @@ impl Shared {
 
 /// Where a partition is taken up.
 struct Begin {
-    place: Place,
+    topic_partition: TopicPartition,
     /// None: the group has no offset there yet.
     committed: Option<i64>,
     offset: i64,
@@ -314,8 +319,8 @@ fn read(shared: &Shared, consumer: &KafkaConsumer) {
             Some(Ok(message)) => {
                 use rdkafka::Message as _;
                 let mut track = shared.track();
-                let place = track.place(message.topic(), message.partition());
-                let has_room = track.admit(Raw::new(&message, place), Instant::now());
+                let topic_partition = track.topic_partition(message.topic(), message.partition());
+                let has_room = track.admit(Raw::new(&message, topic_partition), Instant::now());
                 drop(track);
                 shared.news.notify_one();
                 if !has_room {
@@ -332,13 +337,14 @@ fn read(shared: &Shared, consumer: &KafkaConsumer) {
 /// Pauses what there is no room for, and resumes what there is.
 fn make_room(shared: &Shared, consumer: &KafkaConsumer) {
     let (pause, resume) = shared.track().pauses();
-    let changed = |places: &[Place], change: &dyn Fn(&TopicPartitionList) -> KafkaResult<()>| {
-        if places.is_empty() {
+    let changed = |topic_partitions: &[TopicPartition],
+                   change: &dyn Fn(&TopicPartitionList) -> KafkaResult<()>| {
+        if topic_partitions.is_empty() {
             return;
         }
         let mut list = TopicPartitionList::new();
-        for place in places {
-            list.add_partition(&place.topic, place.partition);
+        for topic_partition in topic_partitions {
+            list.add_partition(&topic_partition.topic, topic_partition.partition);
         }
         if let Err(error) = change(&list) {
             tracing::warn!(target: "airtight::kafka", %error, "partitions could not be paused or resumed");
@@ -360,26 +366,26 @@ fn complain(shared: &Shared, consumer: &KafkaConsumer, error: &KafkaError) {
         _ if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
             let fatal = Error::permanent(
                 Code::SERVER_ERROR,
-                format!("Kafka has ended the membership in group `{group}`: {error}"),
+                format!("Kafka has ended this member of group `{group}`: {error}"),
             );
             shared.track().failed.get_or_insert(fatal);
         }
         // The rebalance that follows says it all.
         KafkaCode::PollExceeded => {
-            tracing::warn!(target: "airtight::kafka", "this process slept past `max.poll.interval.ms`");
+            tracing::warn!(target: "airtight::kafka", "this process did not poll for longer than `max.poll.interval.ms`");
         }
         KafkaCode::GroupAuthorizationFailed => {
-            let message = format!(
-                "Kafka at {brokers} does not let this user read as group `{group}`: grant Read on it"
-            );
-            shared.track().trouble = Some(Error::unavailable(Code::NOT_PERMITTED, message));
+            let message = format!("Kafka at {brokers} does not let this user read as group `{group}`");
+            let error = Error::unavailable(Code::NOT_PERMITTED, message)
+                .with_remedy(format!("grant the user Read on group `{group}`"));
+            shared.track().trouble = Some(error);
         }
         KafkaCode::TopicAuthorizationFailed => {
             let topics = shared.config.subscription().join("`, `");
-            let message = format!(
-                "Kafka at {brokers} does not let this user read from `{topics}`: grant Read and Describe"
-            );
-            shared.track().trouble = Some(Error::unavailable(Code::NOT_PERMITTED, message));
+            let message = format!("Kafka at {brokers} does not let this user read from `{topics}`");
+            let error = Error::unavailable(Code::NOT_PERMITTED, message)
+                .with_remedy("grant the user Read and Describe on these topics");
+            shared.track().trouble = Some(error);
         }
         KafkaCode::UnknownTopicOrPartition | KafkaCode::UnknownTopic | KafkaCode::UnknownPartition => {
             let topics = shared.config.subscription().join("`, `");
@@ -394,46 +400,55 @@ fn complain(shared: &Shared, consumer: &KafkaConsumer, error: &KafkaError) {
     shared.news.notify_one();
 }
 
-/// The error of a place that is no longer there, with the place.
+/// The error for offsets that no longer exist, with the offsets.
 fn gone(shared: &Shared, consumer: &KafkaConsumer) -> Error {
     let group = &shared.config.group;
     let positions = shared.track().positions();
     let mut lost = Vec::new();
-    for (Place { topic, partition }, offset) in positions {
+    for (TopicPartition { topic, partition }, offset) in positions {
         match consumer.fetch_watermarks(&topic, partition, ASK) {
             Ok((first, _)) if offset < first => lost.push(format!(
-                "{topic}/{partition} stands at offset {offset}, and the oldest message is {first}: {} are gone",
+                "{topic}/{partition} is at offset {offset}, and the oldest message is {first}: {} are gone",
                 first - offset
             )),
             Ok((_, end)) if offset > end => lost.push(format!(
-                "{topic}/{partition} stands at offset {offset}, and the topic ends at {end}: was it created anew?"
+                "{topic}/{partition} is at offset {offset}, and the topic ends at {end}: it may have been deleted and created again"
             )),
             _ => {}
         }
     }
-    let what = if lost.is_empty() { "it cannot be told which".to_owned() } else { lost.join("; ") };
+    let what = if lost.is_empty() { "it is not known which".to_owned() } else { lost.join("; ") };
     Error::permanent(
         Code::BEHIND_RETENTION,
         format!(
-            "messages that group `{group}` has not read are gone, most likely by the topic's retention: {what}. Nothing is skipped by itself: see what is missing, then move the group (kafka-consumer-groups --group {group} --reset-offsets --to-earliest --execute --topic …) and start again"
+            "messages that group `{group}` has not read are gone, most likely because of the topic's retention: {what}. The source does not skip them by itself"
         ),
     )
+    .with_remedy(format!(
+        "find out what is missing, then move the group (kafka-consumer-groups --group {group} --reset-offsets --to-earliest --execute --topic …) and start again"
+    ))
 }
 
-fn places(list: &TopicPartitionList) -> Vec<Place> {
-    list.elements().iter().map(|element| Place::new(element.topic(), element.partition())).collect()
+fn topic_partitions(list: &TopicPartitionList) -> Vec<TopicPartition> {
+    list.elements().iter().map(|element| TopicPartition::new(element.topic(), element.partition())).collect()
 }
 
-fn names(places: &[Place]) -> String {
-    let names: Vec<String> =
-        places.iter().map(|place| format!("{}/{}", place.topic, place.partition)).collect();
+fn names(topic_partitions: &[TopicPartition]) -> String {
+    let names: Vec<String> = topic_partitions
+        .iter()
+        .map(|topic_partition| format!("{}/{}", topic_partition.topic, topic_partition.partition))
+        .collect();
     if names.is_empty() { "nothing".into() } else { names.join(", ") }
 }
 
-fn to_list(offsets: &[(Place, i64)]) -> KafkaResult<TopicPartitionList> {
+fn to_list(offsets: &[(TopicPartition, i64)]) -> KafkaResult<TopicPartitionList> {
     let mut list = TopicPartitionList::with_capacity(offsets.len());
-    for (place, offset) in offsets {
-        list.add_partition_offset(&place.topic, place.partition, Offset::Offset(*offset))?;
+    for (topic_partition, offset) in offsets {
+        list.add_partition_offset(
+            &topic_partition.topic,
+            topic_partition.partition,
+            Offset::Offset(*offset),
+        )?;
     }
     Ok(list)
 }

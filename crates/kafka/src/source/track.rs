@@ -1,11 +1,11 @@
-//! What this member knows of its partitions: what is read, handed out, waiting and settled. No I/O in here.
+//! What this member knows about its partitions: what is read, handed out, waiting and settled. It does no I/O.
 //!
 //! A partition's offset is its first unsettled event, or, with none, the place behind the last one that was read. So
 //! it moves over a settled prefix only, and events that are settled out of order cost no memory.
 //!
 //! An unsettled event is in exactly one of four places: `ready` to be handed out, `out`, `waiting` for its next
 //! attempt, or `behind` an event of its key that is to be tried again. Each time a partition is taken up it has a new
-//! `load`: what was handed out under a former one is no longer ours, even if the partition has come back.
+//! `load`: events that were handed out under an earlier `load` no longer belong to this member, even if the partition has come back.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,7 +21,7 @@ use airtight_core::{
 
 use super::{
     KafkaSourceConfig, Retry,
-    message::{Origin, Place, Raw},
+    message::{Origin, Raw, TopicPartition},
     partition::{Buffer, NEVER, Open, Partition},
 };
 
@@ -32,7 +32,7 @@ struct Lost {
 }
 
 struct Out {
-    place: Place,
+    topic_partition: TopicPartition,
     load: u64,
     offset: i64,
 }
@@ -47,17 +47,17 @@ pub(super) struct Letter {
     pub(super) verdict: Verdict,
 }
 
-pub(super) struct Track {
+pub(super) struct GroupTracker {
     config: Arc<KafkaSourceConfig>,
     topics: Vec<Arc<str>>,
-    partitions: BTreeMap<Place, Partition>,
+    partitions: BTreeMap<TopicPartition, Partition>,
     /// How far this process had settled partitions that it lost, and from which committed offset.
-    lost: HashMap<Place, Lost>,
+    lost: HashMap<TopicPartition, Lost>,
     in_flight: HashMap<Position, Out>,
     fresh: Buffer,
     retries: Buffer,
     /// Where the last batch came from; the next one comes from another partition, if there is one.
-    last: Option<Place>,
+    last: Option<TopicPartition>,
     next_position: u64,
     next_load: u64,
     hasher: RandomState,
@@ -67,7 +67,7 @@ pub(super) struct Track {
     pub(super) trouble: Option<Error>,
 }
 
-impl Track {
+impl GroupTracker {
     pub(super) fn new(config: Arc<KafkaSourceConfig>) -> Self {
         Self {
             config,
@@ -86,35 +86,35 @@ impl Track {
         }
     }
 
-    /// Where a partition goes on that is committed at this offset: there, or, if this process had it before and has
-    /// settled more of it than it could commit, behind that. Those events are done, whoever had the partition since.
-    /// An offset that has gone back meanwhile was set by somebody who wants them again.
-    pub(super) fn resume_at(&self, place: &Place, committed: i64) -> i64 {
-        let lost = self.lost.get(place).filter(|lost| committed >= lost.committed);
+    /// Where to continue in a partition that is committed at this offset: at the offset; or, if this process had the partition
+    /// before and settled more of it than it could commit, after what it settled. Those events are done, whichever member
+    /// had the partition since. An offset that has gone back in the meantime was set on purpose, to read the events again.
+    pub(super) fn resume_at(&self, topic_partition: &TopicPartition, committed: i64) -> i64 {
+        let lost = self.lost.get(topic_partition).filter(|lost| committed >= lost.committed);
         lost.map_or(committed, |lost| lost.offset.max(committed))
     }
 
     /// Takes up a partition at this offset. `committed` is what the broker has, or none for a group that is new there.
     pub(super) fn assign(
         &mut self,
-        place: &Place,
+        topic_partition: &TopicPartition,
         offset: i64,
         committed: Option<i64>,
         ownership: Ownership,
     ) {
-        self.drop_partition(place);
-        self.lost.remove(place);
+        self.drop_partition(topic_partition);
+        self.lost.remove(topic_partition);
         self.next_load += 1;
-        let is_retry = self.config.retry_topic() == Some(&place.topic);
+        let is_retry = self.config.retry_topic() == Some(&topic_partition.topic);
         let partition = Partition::new(self.next_load, is_retry, offset, committed, ownership);
-        self.partitions.insert(place.clone(), partition);
+        self.partitions.insert(topic_partition.clone(), partition);
     }
 
     /// Partitions that go to another member. What the relay has not sent yet comes back unsent; what is being handled
     /// may still be settled.
-    pub(super) fn leave(&mut self, places: &[Place]) {
-        for place in places {
-            if let Some(partition) = self.partitions.get_mut(place) {
+    pub(super) fn leave(&mut self, topic_partitions: &[TopicPartition]) {
+        for topic_partition in topic_partitions {
+            if let Some(partition) = self.partitions.get_mut(topic_partition) {
                 partition.is_leaving = true;
                 partition.ownership.lose();
             }
@@ -122,40 +122,40 @@ impl Track {
     }
 
     /// Whether something of these is handed out.
-    pub(super) fn is_out(&self, places: &[Place]) -> bool {
-        places
+    pub(super) fn is_out(&self, topic_partitions: &[TopicPartition]) -> bool {
+        topic_partitions
             .iter()
-            .filter_map(|place| self.partitions.get(place))
+            .filter_map(|topic_partition| self.partitions.get(topic_partition))
             .any(|partition| !partition.out.is_empty())
     }
 
     /// Forgets a partition: whatever is settled of it from now on is fenced.
-    pub(super) fn drop_partition(&mut self, place: &Place) {
-        let Some(partition) = self.partitions.remove(place) else { return };
+    pub(super) fn drop_partition(&mut self, topic_partition: &TopicPartition) {
+        let Some(partition) = self.partitions.remove(topic_partition) else { return };
         partition.ownership.lose();
         if partition.offset() > partition.committed && partition.committed != NEVER {
             let lost = Lost { committed: partition.committed, offset: partition.offset() };
-            self.lost.insert(place.clone(), lost);
+            self.lost.insert(topic_partition.clone(), lost);
         }
         let buffer = if partition.is_retry { &mut self.retries } else { &mut self.fresh };
         for open in partition.open.values() {
             buffer.remove(open.size);
         }
-        self.in_flight.retain(|_, out| out.place != *place);
+        self.in_flight.retain(|_, out| out.topic_partition != *topic_partition);
     }
 
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn topic_partitions(&self) -> Vec<TopicPartition> {
         self.partitions.keys().cloned().collect()
     }
 
-    /// A place, without an allocation for each message.
-    pub(super) fn place(&mut self, topic: &str, partition: i32) -> Place {
+    /// A topic and partition, without an allocation for each message.
+    pub(super) fn topic_partition(&mut self, topic: &str, partition: i32) -> TopicPartition {
         let known = self.topics.iter().find(|known| &***known == topic);
         let topic = known.cloned().unwrap_or_else(|| {
             self.topics.push(topic.into());
             topic.into()
         });
-        Place { topic, partition }
+        TopicPartition { topic, partition }
     }
 
     /// The process is alive: what it owns is its own for another `lease`.
@@ -167,7 +167,7 @@ impl Track {
 
     /// Takes in a message. Returns whether there is room for more.
     pub(super) fn admit(&mut self, raw: Raw, now: Instant) -> bool {
-        let Some(partition) = self.partitions.get_mut(&raw.place) else { return true };
+        let Some(partition) = self.partitions.get_mut(&raw.topic_partition) else { return true };
         let offset = raw.offset;
         if partition.is_leaving || offset < partition.next_offset {
             return true;
@@ -200,11 +200,11 @@ impl Track {
     }
 
     /// Which partitions are to be paused, and which resumed.
-    pub(super) fn pauses(&mut self) -> (Vec<Place>, Vec<Place>) {
+    pub(super) fn pauses(&mut self) -> (Vec<TopicPartition>, Vec<TopicPartition>) {
         self.judge_room();
         let max_ahead = i64::try_from(self.config.max_ahead).unwrap_or(i64::MAX);
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
-        for (place, partition) in &mut self.partitions {
+        for (topic_partition, partition) in &mut self.partitions {
             let buffer = if partition.is_retry { self.retries } else { self.fresh };
             let ahead = partition.next_offset - partition.offset();
             let limit = if partition.is_too_far { (max_ahead / 2).max(1) } else { max_ahead };
@@ -212,7 +212,7 @@ impl Track {
             let wanted = buffer.is_full || partition.is_too_far;
             if wanted != partition.is_paused {
                 partition.is_paused = wanted;
-                if wanted { &mut pause } else { &mut resume }.push(place.clone());
+                if wanted { &mut pause } else { &mut resume }.push(topic_partition.clone());
             }
         }
         (pause, resume)
@@ -221,21 +221,22 @@ impl Track {
     /// What can be handled now, from one partition: a batch is lost as a whole, and so is a partition.
     pub(super) fn next(&mut self, limits: Limits, now: Instant) -> Batch {
         let after = self.last.clone();
-        let later = self.partitions.keys().filter(|place| Some(*place) > after.as_ref());
-        let earlier = self.partitions.keys().filter(|place| Some(*place) <= after.as_ref());
-        let order: Vec<Place> = later.chain(earlier).cloned().collect();
-        for place in order {
-            let batch = self.next_of(&place, limits, now);
+        let later = self.partitions.keys().filter(|topic_partition| Some(*topic_partition) > after.as_ref());
+        let earlier =
+            self.partitions.keys().filter(|topic_partition| Some(*topic_partition) <= after.as_ref());
+        let order: Vec<TopicPartition> = later.chain(earlier).cloned().collect();
+        for topic_partition in order {
+            let batch = self.next_of(&topic_partition, limits, now);
             if !batch.is_empty() {
-                self.last = Some(place);
+                self.last = Some(topic_partition);
                 return batch;
             }
         }
         Batch::empty()
     }
 
-    fn next_of(&mut self, place: &Place, limits: Limits, now: Instant) -> Batch {
-        let Some(partition) = self.partitions.get_mut(place) else { return Batch::empty() };
+    fn next_of(&mut self, topic_partition: &TopicPartition, limits: Limits, now: Instant) -> Batch {
+        let Some(partition) = self.partitions.get_mut(topic_partition) else { return Batch::empty() };
         if partition.is_leaving || partition.ownership.is_lost() {
             return Batch::empty();
         }
@@ -269,7 +270,10 @@ impl Track {
             partition.out.insert(offset);
             let position = Position(self.next_position);
             self.next_position += 1;
-            self.in_flight.insert(position, Out { place: place.clone(), load: partition.load, offset });
+            self.in_flight.insert(
+                position,
+                Out { topic_partition: topic_partition.clone(), load: partition.load, offset },
+            );
             (events, bytes) = (events + 1, bytes + open.size);
             hand_out(&mut batch, position, open, event);
         }
@@ -309,7 +313,7 @@ impl Track {
     pub(super) fn sent(&mut self, positions: &[Position]) {
         for position in positions {
             let Some(out) = self.in_flight.get(position) else { continue };
-            let partition = self.partitions.get_mut(&out.place).filter(|own| own.load == out.load);
+            let partition = self.partitions.get_mut(&out.topic_partition).filter(|own| own.load == out.load);
             if let Some(open) = partition.and_then(|partition| partition.open.get_mut(&out.offset)) {
                 open.is_sent = true;
             }
@@ -318,7 +322,7 @@ impl Track {
 
     fn own(&self, position: Position) -> Option<(&Partition, &Open)> {
         let out = self.in_flight.get(&position)?;
-        let partition = self.partitions.get(&out.place).filter(|own| own.load == out.load)?;
+        let partition = self.partitions.get(&out.topic_partition).filter(|own| own.load == out.load)?;
         Some((partition, partition.open.get(&out.offset)?))
     }
 
@@ -336,8 +340,10 @@ impl Track {
     }
 
     fn settle_one(&mut self, Settlement { position, verdict }: &Settlement, now: Instant) -> bool {
-        let Some(Out { place, load, offset }) = self.in_flight.remove(position) else { return false };
-        let Some(partition) = self.partitions.get_mut(&place).filter(|own| own.load == load) else {
+        let Some(Out { topic_partition, load, offset }) = self.in_flight.remove(position) else {
+            return false;
+        };
+        let Some(partition) = self.partitions.get_mut(&topic_partition).filter(|own| own.load == load) else {
             return false;
         };
         let Some(open) = partition.open.get_mut(&offset) else { return false };
@@ -377,35 +383,41 @@ impl Track {
     }
 
     /// Offsets that have moved since they were committed; of all partitions, or of these.
-    pub(super) fn to_commit(&self, only: Option<&[Place]>) -> Vec<(Place, i64)> {
-        let wanted = self.partitions.iter().filter(|(place, partition)| {
-            only.is_none_or(|only| only.contains(place)) && partition.offset() > partition.committed
+    pub(super) fn to_commit(&self, only: Option<&[TopicPartition]>) -> Vec<(TopicPartition, i64)> {
+        let wanted = self.partitions.iter().filter(|(topic_partition, partition)| {
+            only.is_none_or(|only| only.contains(topic_partition)) && partition.offset() > partition.committed
         });
-        wanted.map(|(place, partition)| (place.clone(), partition.offset())).collect()
+        wanted.map(|(topic_partition, partition)| (topic_partition.clone(), partition.offset())).collect()
     }
 
     /// The offsets of all partitions.
-    pub(super) fn offsets(&self) -> Vec<(Place, i64)> {
-        self.partitions.iter().map(|(place, partition)| (place.clone(), partition.offset())).collect()
+    pub(super) fn offsets(&self) -> Vec<(TopicPartition, i64)> {
+        self.partitions
+            .iter()
+            .map(|(topic_partition, partition)| (topic_partition.clone(), partition.offset()))
+            .collect()
     }
 
     /// These are committed.
-    pub(super) fn committed(&mut self, offsets: &[(Place, i64)]) {
-        for (place, offset) in offsets {
-            if let Some(partition) = self.partitions.get_mut(place) {
+    pub(super) fn committed(&mut self, offsets: &[(TopicPartition, i64)]) {
+        for (topic_partition, offset) in offsets {
+            if let Some(partition) = self.partitions.get_mut(topic_partition) {
                 partition.committed = partition.committed.max(*offset);
             }
         }
     }
 
     /// How many events of a partition are not settled, and where it is read next; none if it is not ours.
-    pub(super) fn standing(&self, place: &Place) -> Option<(usize, i64)> {
-        self.partitions.get(place).map(|partition| (partition.open.len(), partition.next_offset))
+    pub(super) fn standing(&self, topic_partition: &TopicPartition) -> Option<(usize, i64)> {
+        self.partitions.get(topic_partition).map(|partition| (partition.open.len(), partition.next_offset))
     }
 
     /// Where each partition is read next.
-    pub(super) fn positions(&self) -> Vec<(Place, i64)> {
-        self.partitions.iter().map(|(place, partition)| (place.clone(), partition.next_offset)).collect()
+    pub(super) fn positions(&self) -> Vec<(TopicPartition, i64)> {
+        self.partitions
+            .iter()
+            .map(|(topic_partition, partition)| (topic_partition.clone(), partition.next_offset))
+            .collect()
     }
 
     /// Events and bytes in memory.
@@ -425,11 +437,11 @@ fn hand_out(batch: &mut Batch, position: Position, open: &Open, event: Result<Ev
             replay: None,
         }),
         Err(error) => {
-            let Origin { place, offset, .. } = &open.origin;
+            let Origin { topic_partition, offset, .. } = &open.origin;
             let key = open.raw.key.as_deref().and_then(|key| std::str::from_utf8(key).ok());
             batch.rejects.push(Reject {
                 position,
-                id: format!("{}/{}/{offset}", place.topic, place.partition),
+                id: format!("{}/{}/{offset}", topic_partition.topic, topic_partition.partition),
                 key: key.map(str::to_owned),
                 error,
             });
@@ -438,13 +450,16 @@ fn hand_out(batch: &mut Batch, position: Position, open: &Open, event: Result<Ev
 }
 
 fn halted(origin: &Origin, error: &Error) -> Error {
-    let Origin { place: Place { topic, partition }, offset, .. } = origin;
+    let Origin { topic_partition: TopicPartition { topic, partition }, offset, .. } = origin;
     Error::permanent(
         Code::NO_DEAD_LETTER_TOPIC,
         format!(
-            "the event at {topic}/{partition}/{offset} cannot be handled ({}: {error}), and there is no dead-letter topic to put it aside: set `dead_letter_topic`, or mend what is wrong, or move the group's offset past it by hand",
+            "the event at {topic}/{partition}/{offset} cannot be handled ({}: {error}), and there is no dead-letter topic for it",
             error.code()
         ),
+    )
+    .with_remedy(
+        "set `dead_letter_topic`, or remove the cause, or move the group's offset past the event with kafka-consumer-groups",
     )
 }
 

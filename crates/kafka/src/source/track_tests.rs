@@ -7,20 +7,20 @@ use proptest::prelude::*;
 use super::*;
 use crate::KafkaConnection;
 
-fn track(change: impl FnOnce(&mut KafkaSourceConfig)) -> Track {
+fn track(change: impl FnOnce(&mut KafkaSourceConfig)) -> GroupTracker {
     let mut config = KafkaSourceConfig::new(KafkaConnection::new("h:1"), ["t"], "g");
     config.format = Format::Raw;
     change(&mut config);
-    Track::new(Arc::new(config))
+    GroupTracker::new(Arc::new(config))
 }
 
-fn place() -> Place {
-    Place::new("t", 0)
+fn topic_partition() -> TopicPartition {
+    TopicPartition::new("t", 0)
 }
 
 fn raw(offset: i64, key: &str) -> Raw {
     Raw {
-        place: place(),
+        topic_partition: topic_partition(),
         offset,
         written_at: None,
         key: Some(Bytes::copy_from_slice(key.as_bytes())),
@@ -29,15 +29,15 @@ fn raw(offset: i64, key: &str) -> Raw {
     }
 }
 
-fn assigned(track: &mut Track, offset: i64) {
-    track.assign(&place(), offset, Some(offset), Ownership::forever());
+fn assigned(track: &mut GroupTracker, offset: i64) {
+    track.assign(&topic_partition(), offset, Some(offset), Ownership::forever());
 }
 
-fn all(track: &mut Track, now: Instant) -> Vec<Delivery> {
+fn all(track: &mut GroupTracker, now: Instant) -> Vec<Delivery> {
     track.next(Limits { events: 1_000, bytes: 1 << 20 }, now).deliveries
 }
 
-fn settle(track: &mut Track, delivery: &Delivery, verdict: Verdict, now: Instant) -> Settled {
+fn settle(track: &mut GroupTracker, delivery: &Delivery, verdict: Verdict, now: Instant) -> Settled {
     track.settle(&[Settlement { position: delivery.position, verdict }], now)
 }
 
@@ -57,18 +57,18 @@ fn what_was_settled_and_not_committed_is_remembered_when_the_partition_comes_bac
     for delivery in &out[..4] {
         settle(&mut track, delivery, Verdict::Delivered, now);
     }
-    assert_eq!(track.to_commit(None), [(place(), 14)]);
+    assert_eq!(track.to_commit(None), [(topic_partition(), 14)]);
     // Lost with nothing committed.
-    track.drop_partition(&place());
+    track.drop_partition(&topic_partition());
     assert_eq!(settle(&mut track, &out[4], Verdict::Delivered, now), Settled { applied: 0, fenced: 1 });
     assert_eq!(track.held(), (0, 0));
     // Nobody has gone further; somebody has gone a bit; somebody further than we; somebody has gone back to replay.
     for (committed, resumed) in [(10, 14), (12, 14), (17, 17), (3, 3)] {
-        assert_eq!(track.resume_at(&place(), committed), resumed, "{committed}");
+        assert_eq!(track.resume_at(&topic_partition(), committed), resumed, "{committed}");
     }
-    let offset = track.resume_at(&place(), 10);
-    track.assign(&place(), offset, Some(10), Ownership::forever());
-    assert_eq!(track.to_commit(None), [(place(), 14)], "to be committed at the first chance");
+    let offset = track.resume_at(&topic_partition(), 10);
+    track.assign(&topic_partition(), offset, Some(10), Ownership::forever());
+    assert_eq!(track.to_commit(None), [(topic_partition(), 14)], "to be committed at the first chance");
     // What was handed out in the partition's former life is not ours to settle in this one.
     assert_eq!(settle(&mut track, &out[5], Verdict::Delivered, now), Settled { applied: 0, fenced: 1 });
     track.admit(raw(14, "k"), now);
@@ -95,13 +95,13 @@ fn retries_that_are_not_due_do_not_keep_new_events_out() {
         config.retry = Retry::Topic("r".into());
         config.buffer_events = 40;
     });
-    let retries = Place::new("r", 0);
+    let retries = TopicPartition::new("r", 0);
     assigned(&mut track, 0);
     track.assign(&retries, 0, Some(0), Ownership::forever());
     let due = (SystemTime::now() + Duration::from_secs(60)).duration_since(UNIX_EPOCH).unwrap().as_millis();
     for offset in 0..10 {
         let mut message = raw(offset, "k");
-        message.place = retries.clone();
+        message.topic_partition = retries.clone();
         let headers = [
             ("airtight-topic", "t".to_owned()),
             ("airtight-partition", "0".to_owned()),
@@ -117,7 +117,7 @@ fn retries_that_are_not_due_do_not_keep_new_events_out() {
     assert!(track.next_due().is_some());
     assert!(all(&mut track, now).is_empty());
     let mut message = raw(10, "k");
-    message.place = retries.clone();
+    message.topic_partition = retries.clone();
     track.admit(message, now);
     assert_eq!(track.pauses(), (vec![retries], vec![]), "only the retry topic is full");
     track.admit(raw(0, "k"), now);
@@ -211,7 +211,7 @@ proptest! {
             }
             let first_open = (0..i64::try_from(keys.len()).unwrap()).find(|offset| !done.contains(offset));
             let expected = first_open.unwrap_or(i64::try_from(keys.len()).unwrap());
-            prop_assert_eq!(track.offsets(), vec![(place(), expected)]);
+            prop_assert_eq!(track.offsets(), vec![(topic_partition(), expected)]);
         }
         prop_assert_eq!(done.len(), keys.len(), "some were never handed out");
         prop_assert_eq!(track.held(), (0, 0));

@@ -94,6 +94,6 @@ pub(crate) async fn send(sink: &NatsSink, delivery: Delivery) -> Result<(), Erro
 pub(crate) fn expect(error: &Error, class: Class, code: &str, words: &[&str]) {
     assert_eq!((error.class(), error.code()), (class, code), "{error:?}");
     for word in words {
-        assert!(error.message().contains(word), "`{error}` should say {word}");
+        assert!(error.to_string().contains(word), "`{error}` should say {word}");
     }
 }

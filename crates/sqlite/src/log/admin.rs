@@ -1,4 +1,4 @@
-//! What an operator does with consumers and parked events.
+//! Changes by operators to consumers and parked events.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -46,7 +46,7 @@ impl LogAdmin for SqliteOutbox {
     async fn pause(&self, consumer: &str, paused: bool) -> Result<()> {
         let sql = self.log_sql()?;
         let mut tx = self.begin().await?;
-        known(tx.conn(), sql, consumer).await?;
+        consumer_row(tx.conn(), sql, consumer).await?;
         let update =
             format!("UPDATE airtight_consumer SET paused = ?2 WHERE outbox = {} AND name = ?1", sql.name());
         sqlx::query(AssertSqlSafe(update))
@@ -62,7 +62,7 @@ impl LogAdmin for SqliteOutbox {
         let sql = self.log_sql()?;
         let mut tx = self.begin().await?;
         let conn = tx.conn();
-        known(conn, sql, consumer).await?;
+        consumer_row(conn, sql, consumer).await?;
         if let Some(instance) = instances(conn, sql, consumer).await?.first() {
             return Err(Error::permanent(
                 Code::IN_USE,
@@ -86,7 +86,7 @@ impl LogAdmin for SqliteOutbox {
     async fn lag(&self, consumer: &str) -> Result<u64> {
         let sql = self.log_sql()?;
         let mut tx = self.snapshot().await?;
-        known(&mut tx, sql, consumer).await?;
+        consumer_row(&mut tx, sql, consumer).await?;
         let offset = smallest(&offsets(&mut tx, sql, consumer).await?);
         Ok(u64::try_from(end(&mut tx, sql).await? - offset).unwrap_or(0))
     }
@@ -101,7 +101,7 @@ impl LogAdmin for SqliteOutbox {
     async fn show_parked(&self, consumer: &str, seq: i64) -> Result<Option<Detail>> {
         let sql = self.log_sql()?;
         let mut tx = self.snapshot().await?;
-        known(&mut tx, sql, consumer).await?;
+        consumer_row(&mut tx, sql, consumer).await?;
         inspect::show_parked(&mut tx, sql, consumer, seq).await
     }
 
@@ -176,7 +176,7 @@ async fn touch(conn: &mut SqliteConnection, sql: &Sql, consumer: &str) -> Result
         sql.name()
     );
     sqlx::query(AssertSqlSafe(update)).bind(consumer).execute(&mut *conn).await.map_err(db)?;
-    let Known { by_key, block_on_dead, .. } = known(conn, sql, consumer).await?;
+    let ConsumerRow { by_key, block_on_dead, .. } = consumer_row(conn, sql, consumer).await?;
     if by_key {
         Rule { sql, consumer, block_on_dead }.restore(conn, Scope::All).await?;
     }
@@ -184,7 +184,7 @@ async fn touch(conn: &mut SqliteConnection, sql: &Sql, consumer: &str) -> Result
 }
 
 /// A consumer that was written down.
-pub(super) struct Known {
+pub(super) struct ConsumerRow {
     pub(super) partitions: u16,
     pub(super) streams: Vec<String>,
     pub(super) by_key: bool,
@@ -193,7 +193,11 @@ pub(super) struct Known {
 }
 
 /// Refuses a consumer that nobody has heard of.
-pub(super) async fn known(conn: &mut SqliteConnection, sql: &Sql, consumer: &str) -> Result<Known> {
+pub(super) async fn consumer_row(
+    conn: &mut SqliteConnection,
+    sql: &Sql,
+    consumer: &str,
+) -> Result<ConsumerRow> {
     let select = format!(
         "SELECT partitions, streams, by_key, block_on_dead, paused FROM airtight_consumer WHERE outbox = {} AND name = ?1",
         sql.name()
@@ -202,7 +206,7 @@ pub(super) async fn known(conn: &mut SqliteConnection, sql: &Sql, consumer: &str
         sqlx::query(AssertSqlSafe(select)).bind(consumer).fetch_optional(&mut *conn).await.map_err(db)?;
     let Some(row) = row else { return Err(unknown_consumer(consumer, &names(conn, sql).await?)) };
     let streams: String = row.try_get(1).map_err(db)?;
-    Ok(Known {
+    Ok(ConsumerRow {
         partitions: row.try_get(0).map_err(db)?,
         streams: serde_json::from_str(&streams).unwrap_or_default(),
         by_key: row.try_get(2).map_err(db)?,
@@ -213,7 +217,7 @@ pub(super) async fn known(conn: &mut SqliteConnection, sql: &Sql, consumer: &str
 
 async fn known_or_all(conn: &mut SqliteConnection, sql: &Sql, filter: &ParkedFilter) -> Result<()> {
     match &filter.consumer {
-        Some(consumer) => known(conn, sql, consumer).await.map(|_| ()),
+        Some(consumer) => consumer_row(conn, sql, consumer).await.map(|_| ()),
         None => Ok(()),
     }
 }
@@ -223,7 +227,7 @@ pub(super) async fn consumers(conn: &mut SqliteConnection, sql: &Sql) -> Result<
     let (floor, end) = (floor(conn, sql).await?.seq, end(conn, sql).await?);
     let mut consumers = Vec::new();
     for name in names(conn, sql).await? {
-        let Known { partitions, streams, paused, .. } = known(conn, sql, &name).await?;
+        let ConsumerRow { partitions, streams, paused, .. } = consumer_row(conn, sql, &name).await?;
         let offsets = offsets(conn, sql, &name).await?;
         let offset = smallest(&offsets);
         let counted = Counted { sql, consumer: &name, streams: &streams, offsets: &offsets };

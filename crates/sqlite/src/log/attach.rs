@@ -1,4 +1,4 @@
-//! Writing a consumer down, and where it stands.
+//! Registers a consumer, and reads its offsets.
 
 use airtight_core::{
     Code, Error, Order, Result,

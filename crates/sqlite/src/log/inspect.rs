@@ -1,7 +1,6 @@
-//! What an operator asks of a log: lists, single events, status, and what `check` finds.
+//! Reads of a log for operators: lists, single events, status, and what `check` finds.
 //!
-//! The log's own rows have no state; theirs is the word `stored`. Where a state is asked for, it is that of
-//! parked events.
+//! The log's own rows have no state; they are shown as `stored`. A filter by state selects parked events.
 
 use std::collections::BTreeMap;
 
@@ -410,7 +409,7 @@ pub(crate) async fn check(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<
             findings.push(Finding {
                 fatal: false,
                 message: format!(
-                    "consumer `{name}` has {} events before it, and no live relay works for it",
+                    "consumer `{name}` has {} events to read, and no live relay works for it",
                     consumer.lag_events
                 ),
             });

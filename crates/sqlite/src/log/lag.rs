@@ -1,7 +1,7 @@
-//! How much a consumer has still before it.
+//! How many events a consumer has not read yet.
 //!
-//! SQL knows no hash of a key, so rows between the smallest and the greatest offset are told apart here, one by
-//! one; beyond the greatest, all of them are before the consumer. Both are seldom many: partitions move on
+//! SQL has no hash of a key, so rows between the smallest and the greatest offset are examined here, one by one. Beyond the
+//! greatest offset, the consumer has read none. Both are seldom many, because the offsets of the partitions advance
 //! together.
 
 use std::{collections::BTreeMap, ops::Range};

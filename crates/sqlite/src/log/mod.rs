@@ -1,14 +1,14 @@
-//! The log in a SQLite file: the verbs of [`LogStore`].
+//! The log in a SQLite file: the methods of [`LogStore`].
 //!
 //! # Why nothing is ever missed
 //!
 //! SQLite has one writer at a time, and what AUTOINCREMENT has given out is part of the transaction: a rollback
 //! takes it back. So the order of `seq` is the order of commits, and when a row is visible, every row with a
 //! smaller `seq` that will ever be there is visible, too. There is no hole to wait for, and [`Read::blocked`] is
-//! never set. (An id that was published before may use a number up; nobody will ever fill that.)
+//! never set. (An id that was published before may use up a number, which then stays unused.)
 //!
-//! Rows that retention has removed are not taken for such holes: the transaction that deletes them writes down
-//! how far it got (`airtight_floor`), and whoever stands before that is told so.
+//! Rows that retention has removed are not mistaken for such holes: the transaction that deletes them records how far it
+//! got (`airtight_floor`), and a consumer whose offset is before that gets an error.
 //!
 //! # Fences
 //!
@@ -16,14 +16,14 @@
 //! seek. A settle is one immediate transaction that checks owner, epoch and stored offset, and changes nothing
 //! in a partition where one of them differs.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `attach` | writing a consumer down, and where it stands |
+//! | `attach` | registering a consumer, and its offsets |
 //! | `read` | rows from the log |
 //! | `settle` | moving offsets and parking events, in one transaction |
 //! | `parked` | events that wait, and the rule which of a key is due |
-//! | `lag` | how much a consumer has still before it |
-//! | `admin`, `seek`, `retain`, `inspect` | what an operator does, and asks |
+//! | `lag` | how many events a consumer has not read yet |
+//! | `admin`, `seek`, `retain`, `inspect` | changes by operators, and reads for them |
 
 mod admin;
 mod attach;
@@ -56,20 +56,20 @@ use crate::{
     outbox::SqliteOutbox,
     schema,
     sql::{Sql, time},
-    watch::CommitWatch,
+    watch::CommitWatcher,
 };
 
 /// The log in a SQLite file; [`SqliteOutbox::log`] makes it a source.
 #[derive(Debug)]
 pub struct SqliteLog {
     outbox: SqliteOutbox,
-    watch: CommitWatch,
+    watch: CommitWatcher,
 }
 
 impl SqliteLog {
     /// The log in `outbox`.
     pub fn new(outbox: SqliteOutbox) -> Self {
-        Self { watch: CommitWatch::new(outbox.clone()), outbox }
+        Self { watch: CommitWatcher::new(outbox.clone()), outbox }
     }
 }
 
@@ -229,9 +229,9 @@ fn restarted(name: &str, consumer: &str, offset: i64, end: i64) -> Error {
     Error::permanent(
         Code::SEQUENCE_BEHIND,
         format!(
-            "consumer `{consumer}` stands at seq {offset}, but the last event of {name} is {end}: the table was made \
-             anew or restored, and what is published now would be passed. Seek it: `airtight consumers seek \
-             {consumer} --earliest` (or --latest)"
+            "consumer `{consumer}` stands at seq {offset}, but the last event of {name} is {end}: the table was \
+             created again or restored, and events that are published now would be skipped"
         ),
     )
+    .with_remedy(format!("seek the consumer: `airtight consumers seek {consumer} --earliest` (or --latest)"))
 }

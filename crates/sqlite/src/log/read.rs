@@ -1,8 +1,8 @@
 //! Rows from the log.
 //!
-//! A read looks at the floor, at the rows and at what is parked in one snapshot. Events that are parked for the
-//! consumer already are passed over: after a crash, or with another number of partitions, the offset may stand
-//! before them, and they are handed out as parked events or, dead or unknown, not at all.
+//! A read sees the floor, the rows and the parked events in one snapshot. It skips events that are already parked for the
+//! consumer: after a crash, or with another number of partitions, the offset may be before them. They are handed out as
+//! parked events, or not at all if they are dead or unknown.
 
 use std::collections::HashSet;
 

@@ -1,6 +1,6 @@
 //! Retention: what is removed from the log and from the inbox, in bounded statements.
 //!
-//! The log is removed from its beginning only, and the transaction that deletes writes down how far it got.
+//! Rows are removed from the beginning of the log only, and the transaction that deletes them records how far it got.
 
 use std::time::Duration;
 

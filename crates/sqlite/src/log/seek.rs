@@ -1,7 +1,7 @@
-//! Moving a consumer, also while relays run.
+//! Moves a consumer, even while relays run.
 //!
-//! One transaction moves all offsets, grows every epoch and takes every owner off: a relay that has something
-//! under way finds its settles refused, and takes its partitions anew from where they stand now.
+//! One transaction moves all offsets, increases every epoch and removes every owner. A relay that has events under way
+//! finds its settles refused, and takes its partitions again from the new offsets.
 
 use airtight_core::{
     Code, Error, Result,
@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 use time::OffsetDateTime;
 
 use super::{
-    admin::{Known, known},
+    admin::{ConsumerRow, consumer_row},
     created, end, floor,
     lag::{Counted, Parked, greatest, offsets, smallest},
     seq,
@@ -34,7 +34,7 @@ pub(super) async fn seek(
     let sql = outbox.log_sql()?;
     let mut tx = outbox.begin().await?;
     let conn = tx.conn();
-    let Known { streams, .. } = known(conn, sql, consumer).await?;
+    let ConsumerRow { streams, .. } = consumer_row(conn, sql, consumer).await?;
     let to = target(conn, sql, to).await?;
     let offsets = offsets(conn, sql, consumer).await?;
     let counted = Counted { sql, consumer, streams: &streams, offsets: &offsets };
@@ -176,7 +176,7 @@ async fn at_time(conn: &mut SqliteConnection, sql: &Sql, at: OffsetDateTime, end
     if row.try_get::<Option<bool>, _>(0).map_err(db)? == Some(true) {
         return Err(Error::permanent(
             Code::BAD_OFFSET,
-            format!("{at} is in the future; to skip everything there is, say `--latest`"),
+            format!("{at} is in the future; to skip all events, use `--latest`"),
         ));
     }
     let first: Option<i64> = row.try_get(1).map_err(db)?;

@@ -1,4 +1,4 @@
-//! The first request to a partition goes alone (`src/lanes.rs`): if it is refused for a moment, none may overtake it.
+//! The first request to a partition goes alone (`src/open_partitions.rs`): if it is refused for a moment, none may overtake it.
 //!
 //! On librdkafka's mock cluster, which refuses on demand, and like a broker that does not know the producer takes any
 //! number for its first.

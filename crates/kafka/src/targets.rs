@@ -1,21 +1,24 @@
-//! Where the events of a batch go: topics and partitions, and what is wrong with those that cannot be written to.
+//! The target of each event of a batch: its topic and partition, and why a topic cannot be written to.
 
 use std::collections::HashMap;
 
 use airtight_core::{Delivery, Error, Result};
 use tokio::time::Instant;
 
-use crate::{encode::Address, lanes::partition_of, sink::KafkaSink};
+use crate::{encode::Address, open_partitions::partition_of, sink::KafkaSink};
 
 impl KafkaSink {
-    /// Where the events of a batch go, each looked at once.
-    pub(crate) async fn places<'a>(&'a self, batch: &'a [Delivery]) -> (Vec<Topic>, Vec<Result<Place<'a>>>) {
+    /// The targets of a batch. Each topic is looked up once.
+    pub(crate) async fn targets<'a>(
+        &'a self,
+        batch: &'a [Delivery],
+    ) -> (Vec<Topic>, Vec<Result<Target<'a>>>) {
         let mut topics: Vec<Topic> = Vec::new();
         // By what decides on the topic: a template or a regex need not be followed for each event.
         let mut known: HashMap<String, Result<usize>> = HashMap::new();
-        let mut places = Vec::with_capacity(batch.len());
+        let mut targets = Vec::with_capacity(batch.len());
         for delivery in batch {
-            places.push(self.encode.address(&delivery.event).and_then(|address| {
+            targets.push(self.encode.address(&delivery.event).and_then(|address| {
                 let topic = match known.get(address.by.as_ref()) {
                     Some(topic) => topic.clone(),
                     None => {
@@ -24,22 +27,22 @@ impl KafkaSink {
                         topic
                     }
                 }?;
-                Ok(Place { topic, partition: address.partition, address })
+                Ok(Target { topic, partition: address.partition, address })
             }));
         }
         self.look(&mut topics).await;
-        for (place, delivery) in places.iter_mut().zip(batch) {
-            if let Ok(place) = place
-                && place.partition.is_none()
+        for (target, delivery) in targets.iter_mut().zip(batch) {
+            if let Ok(target) = target
+                && target.partition.is_none()
                 && self.client.knows_partitions()
-                && let Ok(partitions @ 1..) = topics[place.topic].partitions
+                && let Ok(partitions @ 1..) = topics[target.topic].partitions
             {
                 // What has no key goes anywhere, but always there.
-                let key = place.address.key.as_deref().unwrap_or(delivery.event.id.as_bytes());
-                place.partition = Some(partition_of(key, partitions));
+                let key = target.address.key.as_deref().unwrap_or(delivery.event.id.as_bytes());
+                target.partition = Some(partition_of(key, partitions));
             }
         }
-        (topics, places)
+        (topics, targets)
     }
 
     /// How many partitions the topics have, or what is wrong with those that cannot be written to.
@@ -88,16 +91,16 @@ fn enter(topics: &mut Vec<Topic>, name: &str) -> usize {
     })
 }
 
-/// Where one event goes.
-pub(crate) struct Place<'a> {
+/// The target of one event.
+pub(crate) struct Target<'a> {
     pub(crate) topic: usize,
-    /// None where only librdkafka knows.
+    /// None if only librdkafka knows.
     pub(crate) partition: Option<i32>,
     pub(crate) address: Address<'a>,
 }
 
-impl Place<'_> {
-    /// Whether the two keep their order once the broker knows the producer: both go to one partition.
+impl Target<'_> {
+    /// Whether two events keep their order once the broker knows the producer: both go to one partition.
     pub(crate) fn keeps_order_with(&self, other: &Self) -> bool {
         let (own, others) = (self.address.key.as_deref(), other.address.key.as_deref());
         self.topic == other.topic

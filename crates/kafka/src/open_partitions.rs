@@ -1,18 +1,20 @@
-//! Partitions, and what a producer may do in each of them.
+//! Which partitions are open to a producer.
 //!
 //! A broker appends a producer's requests to a partition in the order of their numbers and refuses a gap. There is one
-//! hole in that: a broker that knows nothing of a producer yet takes any number for its first. With two requests on their
-//! way to a partition that is new, it may refuse the first for a moment and take the second; when the first comes again,
-//! its number is behind, which means "I have that already", and librdkafka reports it as delivered: lost. Seen with topics
-//! that had just been made, 1 to 3 messages of 480, on a busy machine.
+//! exception: a broker that does not know a producer yet accepts any number as its first. With two requests under way to a
+//! new partition, the broker may refuse the first for a moment and accept the second. When the first is sent again, its
+//! number is lower than the broker expects, so the broker answers that it has the request already, and librdkafka reports
+//! the messages as delivered: they are lost. This was observed with topics that had just been created, for 1 to 3 messages
+//! of 480, on a busy machine.
 //!
-//! So a partition is *open* to a producer once it has acknowledged something, and as long as that is not too long ago: a
-//! broker forgets producers that are silent (`producer.id.expiration.ms`, a day). To one that is not open, a single
-//! message is sent, by a single call, and nothing behind it until it is acknowledged. For that we must know where a
-//! message goes before librdkafka does, so the partition of a key is computed here, as Java's clients do.
+//! So a partition is *open* to a producer once it has acknowledged a message of the producer, and not too long ago: a
+//! broker forgets producers that are silent (`producer.id.expiration.ms`, a day). To a partition that is not open, one call
+//! sends one message, and no other message follows until this one is acknowledged. For that, the sink must know the
+//! partition of a message before librdkafka does, so it computes the partition of a key here, as Java's clients do.
 //!
-//! And should all of this be wrong one day: acknowledgements of a partition come with rising offsets, and what librdkafka
-//! only believes to be there has none. Such a report is not believed, and none of that partition after it.
+//! There is a second check, in case this reasoning is wrong. Acknowledgements of a partition come with rising offsets. A
+//! message that librdkafka only assumes to be stored has no offset. The sink does not believe such a report, nor any later
+//! report about that partition.
 
 use std::{
     collections::HashMap,
@@ -22,13 +24,13 @@ use std::{
 
 use crate::client::lock;
 
-/// How many topics are remembered, but for those that are written to now.
+/// How many topics are remembered, besides those that are in use.
 const TOPICS: usize = 10_000;
 
-/// How long a partition stays open without an acknowledgement. Less than any broker is set to.
+/// How long a partition stays open without an acknowledgement. Shorter than any broker's setting.
 const OPEN_FOR: Duration = Duration::from_secs(300);
 
-/// The partition of a key, of so many, where Java's clients put it.
+/// The partition that Java's clients choose for a key.
 pub(crate) fn partition_of(key: &[u8], partitions: i32) -> i32 {
     let positive = (murmur2(key) & 0x7fff_ffff).cast_signed();
     positive % partitions.max(1)
@@ -56,73 +58,73 @@ fn murmur2(data: &[u8]) -> u32 {
     hash ^ (hash >> 15)
 }
 
-/// What one producer knows of the partitions that it writes to.
+/// The partitions that are open to one producer.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
-    topics: Mutex<HashMap<String, Arc<TopicLanes>>>,
-    /// Held by the call that opens partitions, until they are.
+pub(crate) struct OpenPartitions {
+    topics: Mutex<HashMap<String, Arc<OpenInTopic>>>,
+    /// Held by the call that opens partitions, until they are open.
     pub(crate) opening: tokio::sync::Mutex<()>,
 }
 
-impl Lanes {
-    pub(crate) fn of(&self, topic: &str) -> Arc<TopicLanes> {
+impl OpenPartitions {
+    pub(crate) fn of(&self, topic: &str) -> Arc<OpenInTopic> {
         let mut topics = lock(&self.topics);
-        if let Some(lanes) = topics.get(topic) {
-            return lanes.clone();
+        if let Some(open) = topics.get(topic) {
+            return open.clone();
         }
         if topics.len() >= TOPICS {
-            topics.retain(|_, lanes| Arc::strong_count(lanes) > 1 || lanes.has_open());
+            topics.retain(|_, open| Arc::strong_count(open) > 1 || open.has_open());
         }
         topics.entry(topic.to_owned()).or_default().clone()
     }
 }
 
-/// The partitions of one topic.
+/// The open partitions of one topic.
 #[derive(Debug, Default)]
-pub(crate) struct TopicLanes(Mutex<Vec<Option<Last>>>);
+pub(crate) struct OpenInTopic(Mutex<Vec<Option<Last>>>);
 
-/// What to make of a report.
+/// Whether a report of an acknowledgement can be true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acknowledged {
     Believed,
-    /// The first of its partition that cannot be.
+    /// The first report of its partition that cannot be true.
     Impossible,
-    /// One after that.
+    /// A report after an impossible one.
     Doubted,
 }
 
-/// The last that a partition has acknowledged.
+/// The last acknowledgement of a partition.
 #[derive(Debug, Clone, Copy)]
 struct Last {
     offset: i64,
     at: Instant,
-    /// Something was reported that cannot be.
+    /// An impossible report has been received.
     spoiled: bool,
 }
 
-impl TopicLanes {
+impl OpenInTopic {
     /// Whether the broker knows the producer here, so that it refuses a gap.
     pub(crate) fn is_open(&self, partition: i32) -> bool {
-        let lanes = lock(&self.0);
-        let last = usize::try_from(partition).ok().and_then(|at| lanes.get(at).copied().flatten());
+        let partitions = lock(&self.0);
+        let last = usize::try_from(partition).ok().and_then(|at| partitions.get(at).copied().flatten());
         last.is_some_and(|last| !last.spoiled && last.at.elapsed() < OPEN_FOR)
     }
 
-    /// Whether any of them is.
+    /// Whether any partition is open.
     fn has_open(&self) -> bool {
         lock(&self.0).iter().flatten().any(|last| last.spoiled || last.at.elapsed() < OPEN_FOR)
     }
 
-    /// Takes note of a report in the order in which librdkafka makes them; whether it can be believed.
+    /// Records a report, in the order in which librdkafka makes them. Returns whether it can be true.
     pub(crate) fn acknowledged(&self, partition: i32, offset: i64) -> Acknowledged {
         let Ok(at) = usize::try_from(partition) else { return Acknowledged::Impossible };
-        let mut lanes = lock(&self.0);
-        if lanes.len() <= at {
-            lanes.resize(at + 1, None);
+        let mut partitions = lock(&self.0);
+        if partitions.len() <= at {
+            partitions.resize(at + 1, None);
         }
-        let last = lanes[at].unwrap_or(Last { offset: -1, at: Instant::now(), spoiled: false });
+        let last = partitions[at].unwrap_or(Last { offset: -1, at: Instant::now(), spoiled: false });
         let spoiled = last.spoiled || offset <= last.offset;
-        lanes[at] = Some(Last { offset: offset.max(last.offset), at: Instant::now(), spoiled });
+        partitions[at] = Some(Last { offset: offset.max(last.offset), at: Instant::now(), spoiled });
         match (last.spoiled, spoiled) {
             (true, _) => Acknowledged::Doubted,
             (false, true) => Acknowledged::Impossible,
@@ -155,12 +157,17 @@ mod tests {
 
     #[test]
     fn a_partition_is_open_once_it_has_acknowledged() {
-        let lanes = Lanes::default();
-        let topic = lanes.of("t");
+        let open_partitions = OpenPartitions::default();
+        let topic = open_partitions.of("t");
         assert!(!topic.is_open(3));
         assert_eq!(topic.acknowledged(3, 0), Acknowledged::Believed);
-        assert!(lanes.of("t").is_open(3) && !topic.is_open(2) && !topic.is_open(4) && !topic.is_open(-1));
-        assert!(!lanes.of("u").is_open(3));
+        assert!(
+            open_partitions.of("t").is_open(3)
+                && !topic.is_open(2)
+                && !topic.is_open(4)
+                && !topic.is_open(-1)
+        );
+        assert!(!open_partitions.of("u").is_open(3));
     }
 
     /// librdkafka gives the messages of a request that it believes to be there already no offset, or -1 and counts on
@@ -168,7 +175,7 @@ mod tests {
     #[test]
     fn offsets_that_do_not_rise_are_not_believed() {
         for reported in [[-1_001, -1_001, -1_001], [-1, 0, 1], [9, 10, 11], [-1, 50, 51]] {
-            let topic = TopicLanes::default();
+            let topic = OpenInTopic::default();
             assert!((0..10).all(|offset| topic.acknowledged(0, offset) == Acknowledged::Believed));
             let [first, rest @ ..] = reported.map(|offset| topic.acknowledged(0, offset));
             assert_eq!((first, rest), (Acknowledged::Impossible, [Acknowledged::Doubted; 2]), "{reported:?}");
