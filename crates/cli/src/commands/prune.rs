@@ -1,4 +1,4 @@
-//! `airtight prune`.
+//! `airtight prune`: deletes old events of a queue or of a log.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) async fn run(args: &PruneArgs) -> Outcome {
     }
     if args.keep.is_some() || args.ignore_consumers {
         return Err(Failure::usage(
-            "--keep and --ignore-consumers are for a log, and this outbox is a queue: say --older-than",
+            "--keep and --ignore-consumers are for a log, and this outbox is a queue: use --older-than",
         ));
     }
     of_queue(args, &target, &store, &retention).await
@@ -48,15 +48,15 @@ fn duration(flag: &str, text: &str) -> Outcome<Duration> {
     units::duration(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))
 }
 
-/// Nobody has said that anything goes.
+/// The failure if no retention is configured: nothing may be removed.
 fn nothing_goes(target: &Target, said: Said, key: &str, flag: &str) -> Failure {
     Failure::usage(match (&target.database.spec, said) {
         (Some(spec), Said::Default) => format!(
-            "{} is a table of your own, from which nothing is removed until you say so: set `{key}` in [retention], or \
-             say {flag} DURATION",
+            "{} is an application's table, and airtight removes nothing from it by default: set `{key}` in [retention], \
+             or pass {flag} DURATION",
             spec.display_name()
         ),
-        _ => format!("the config keeps it for ever; say how long with {flag} DURATION"),
+        _ => format!("the config keeps events forever; pass {flag} DURATION"),
     })
 }
 
@@ -102,7 +102,7 @@ struct Report {
 async fn of_log(args: &PruneArgs, target: &Target, store: &Store, configured: &Retention) -> Outcome {
     if args.older_than.is_some() {
         return Err(Failure::usage(
-            "--older-than is for a queue, and this outbox is a log, which knows no delivered events: say --keep",
+            "--older-than is for a queue, and this outbox is a log, which has no delivered events: use --keep",
         ));
     }
     let Some(keep) = configured.log else {
@@ -137,7 +137,8 @@ async fn of_log(args: &PruneArgs, target: &Target, store: &Store, configured: &R
             .collect();
         if !behind.is_empty() {
             complain(format_args!(
-                "note: behind retention now: {}; rebuild what they feed, then `airtight consumers seek NAME --earliest`",
+                "note: these consumers are now behind retention: {}; rebuild the data that they feed, then run `airtight \
+                 consumers seek NAME --earliest`",
                 printable(&behind.join(", "))
             ));
         }
@@ -164,11 +165,11 @@ fn tell(
         counted(log.events, "event"),
         if wanted.wait_for_consumers { "" } else { ", whether consumers have seen them or not" },
         counted(log.partitions, "partition"),
-        if log.floor > 0 { format!("; all up to seq {} are gone", log.floor) } else { String::new() },
+        if log.floor > 0 { format!("; all events up to seq {} are removed", log.floor) } else { String::new() },
     ))?;
     if let Some(column) = by {
         line(format!(
-            "an event stays for {}, by {} ({})",
+            "events are kept for {}, by {} ({})",
             units::shown(wanted.keep),
             printable(column),
             configured.log_said
@@ -176,7 +177,7 @@ fn tell(
     }
     match &log.held_by {
         Some(consumer) => line(format!(
-            "older events stay, since consumer `{0}` has not seen them; one that is no longer needed: \
+            "older events stay, because consumer `{0}` has not seen them; if it is no longer needed, remove it with \
              `airtight consumers remove {0}`",
             printable(consumer)
         )),

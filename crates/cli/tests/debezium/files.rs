@@ -76,8 +76,8 @@ fn a_file_that_cannot_be_honoured_is_refused_by_its_name() {
         ("made.up", "x", "`made.up` is not known"),
         ("plugin.name", "decoderbufs", "`plugin.name` is `decoderbufs`"),
         ("plugin.name", "", "`plugin.name` is `decoderbufs`"),
-        ("key.converter", "", "`key.converter` is the worker's: give its properties with --worker FILE"),
-        ("value.converter", "", "`value.converter` is the worker's"),
+        ("key.converter", "", "`key.converter` is missing: give the worker's properties with --worker FILE"),
+        ("value.converter", "", "`value.converter` is missing"),
         (
             "value.converter",
             "io.confluent.connect.avro.AvroConverter",
@@ -121,7 +121,7 @@ fn where_kafka_is_must_be_said_and_be_kafka() {
     assert_refused(
         &["run", "--debezium", file],
         2,
-        "does not say where Kafka is: give --to kafka://HOST:PORT",
+        "does not give Kafka's address: pass --to kafka://HOST:PORT",
     );
     assert_refused(&["run", "--debezium", file, "--to", "stdout:"], 2, "--debezium delivers to Kafka");
     assert_refused(
@@ -203,12 +203,12 @@ async fn a_table_that_does_not_fit_the_file_is_refused_at_the_start() {
     check(
         "public.outbox",
         &[(placement, "big:partition")],
-        "`big` is of type int8, and a partition must be an int4",
+        "`big` has type int8, but a partition must be an int4",
     );
     check(
         "public.outbox",
         &[("transforms.outbox.table.field.event.timestamp", "big")],
-        "`big` is of type int8, and `table.field.event.timestamp` must be a timestamp",
+        "`big` has type int8, but `table.field.event.timestamp` must be a timestamp",
     );
 }
 
@@ -236,8 +236,8 @@ fn a_pipeline_that_debezium_could_not_replace_has_no_connector() {
     );
     let path = write(&dir, "airtight.toml", &two);
     let path = path.to_str().unwrap();
-    assert_refused(&["debezium-config", "-c", path], 2, "say which pipeline; the config has: a, b");
-    assert_refused(&["debezium-config", "-c", path, "c"], 2, "say which pipeline");
+    assert_refused(&["debezium-config", "-c", path], 2, "name one pipeline; the config has: a, b");
+    assert_refused(&["debezium-config", "-c", path, "c"], 2, "name one pipeline");
     for (flag, is_shown) in [(None, false), (Some("--password"), true)] {
         let mut command = airtight(&["debezium-config", "-c", path, "b"]);
         let output = command.args(flag).output().unwrap();
