@@ -21,14 +21,14 @@ use crate::{
 
 /// A connector file, converted to a database address and a pipeline.
 #[derive(Debug)]
-pub(crate) struct Drop {
+pub(crate) struct FromConnector {
     pub(crate) url: DatabaseUrl,
     pub(crate) pipeline: Pipeline,
     pub(crate) connector: ConnectorConfig,
 }
 
 /// Reads the connector file, and the worker's properties if they are given.
-pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outcome<Drop> {
+pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outcome<FromConnector> {
     let text = |path: &Path| {
         std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
@@ -50,14 +50,14 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
     }
     check_slot(&connector.slot)
         .map_err(|message| Failure::usage(format!("{}: `slot.name`: {message}", file.display())))?;
-    let heeded = heeded(&connector, file)?;
+    let producer_settings = producer_settings(&connector, file)?;
     // Without their values, some of which are passwords.
-    let is_heeded = |key: &str| key == "database.sslrootcert" || heeded.iter().any(|(_, of, _)| *of == key);
-    for (key, _) in connector.ignored.iter().filter(|(key, _)| !is_heeded(key)) {
+    let is_used = |key: &str| key == "database.sslrootcert" || producer_settings.iter().any(|(_, of, _)| *of == key);
+    for (key, _) in connector.ignored.iter().filter(|(key, _)| !is_used(key)) {
         tracing::info!(key, "airtight does not use this key of the connector file, and ignores it");
     }
     let converters = converters(&connector, file)?;
-    let sink = sink(&connector, converters, &heeded, to, file)?;
+    let sink = sink(&connector, converters, &producer_settings, to, file)?;
     let read = Reading::Cdc(Box::new(CdcOptions {
         publication: connector.publication.clone(),
         snapshot: match connector.snapshot_mode.as_str() {
@@ -70,7 +70,7 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
     }));
     let name = connector.name.clone().unwrap_or_else(|| "debezium".into());
     let pipeline = Pipeline { name, read, policy: Policy::default(), sink };
-    Ok(Drop { url: url(&connector), pipeline, connector })
+    Ok(FromConnector { url: url(&connector), pipeline, connector })
 }
 
 fn url(connector: &ConnectorConfig) -> DatabaseUrl {
@@ -122,7 +122,7 @@ fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
 }
 
 /// The connector's settings for Connect's producer and for topic creation: our key, the connector's key, the value.
-fn heeded(connector: &ConnectorConfig, file: &Path) -> Outcome<Vec<(&'static str, &'static str, String)>> {
+fn producer_settings(connector: &ConnectorConfig, file: &Path) -> Outcome<Vec<(&'static str, &'static str, String)>> {
     const KEYS: [(&str, &str); 4] = [
         ("create_partitions", "topic.creation.default.partitions"),
         ("create_replication", "topic.creation.default.replication.factor"),
@@ -144,7 +144,7 @@ fn heeded(connector: &ConnectorConfig, file: &Path) -> Outcome<Vec<(&'static str
 fn sink(
     connector: &ConnectorConfig,
     converters: Converters,
-    heeded: &[(&str, &str, String)],
+    producer_settings: &[(&str, &str, String)],
     to: Option<&str>,
     file: &Path,
 ) -> Outcome<SinkTarget> {
@@ -170,7 +170,7 @@ fn sink(
         // As Connect does, where the cluster lets it.
         ("create".into(), "true".into()),
     ];
-    settings.extend(heeded.iter().map(|(key, _, value)| ((*key).to_owned(), value.clone())));
+    settings.extend(producer_settings.iter().map(|(key, _, value)| ((*key).to_owned(), value.clone())));
     settings
         .extend(connector.router.pairs().into_iter().map(|(key, value)| (format!("debezium.{key}"), value)));
     let settings = settings.into_iter().map(|(key, value)| (key, Secret::new(value))).chain(given).collect();

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::counter;
 use crate::{
     args::PruneArgs,
-    config::{Config, Retention, Said, units},
+    config::{Config, Retention, SetBy, units},
     errors::{Failure, Outcome, complain},
     output::{self, counted, line, printable},
     wiring::{Store, Target},
@@ -26,10 +26,10 @@ pub(crate) async fn run(args: &PruneArgs) -> Outcome {
     let keep = args.keep.as_deref().map(|text| duration("--keep", text)).transpose()?;
     let mut retention = config.map(|config| config.retention).unwrap_or_default();
     if older_than.is_some() {
-        (retention.done, retention.done_said) = (older_than, Said::Explicitly("--older-than"));
+        (retention.done, retention.done_set_by) = (older_than, SetBy::Explicitly("--older-than"));
     }
     if keep.is_some() {
-        (retention.log, retention.log_said) = (keep, Said::Explicitly("--keep"));
+        (retention.log, retention.log_set_by) = (keep, SetBy::Explicitly("--keep"));
     }
     retention.done_by_creation |= args.by_creation;
     let store = target.open().await?;
@@ -49,9 +49,9 @@ fn duration(flag: &str, text: &str) -> Outcome<Duration> {
 }
 
 /// The failure if no retention is configured: nothing may be removed.
-fn nothing_goes(target: &Target, said: Said, key: &str, flag: &str) -> Failure {
-    Failure::usage(match (&target.database.spec, said) {
-        (Some(spec), Said::Default) => format!(
+fn nothing_to_remove(target: &Target, set_by: SetBy, key: &str, flag: &str) -> Failure {
+    Failure::usage(match (&target.database.spec, set_by) {
+        (Some(spec), SetBy::Default) => format!(
             "{} is an application's table, and airtight removes nothing from it by default: set `{key}` in [retention], \
              or pass {flag} DURATION",
             spec.display_name()
@@ -61,9 +61,9 @@ fn nothing_goes(target: &Target, said: Said, key: &str, flag: &str) -> Failure {
 }
 
 async fn of_queue(args: &PruneArgs, target: &Target, store: &Store, retention: &Retention) -> Outcome {
-    let said = retention.done_said;
+    let set_by = retention.done_set_by;
     let Some(what) = retention.of_queue() else {
-        return Err(nothing_goes(target, said, "done", "--older-than"));
+        return Err(nothing_to_remove(target, set_by, "done", "--older-than"));
     };
     let what = Prune { dry_run: args.dry_run, ..what };
     let bar = counter("events removed");
@@ -81,7 +81,7 @@ async fn of_queue(args: &PruneArgs, target: &Target, store: &Store, retention: &
         None => false,
     };
     line(format!(
-        "{} {} {} more than {older_than} ago, by {column} ({said})",
+        "{} {} {} more than {older_than} ago, by {column} ({set_by})",
         if args.dry_run { "would remove" } else { "removed" },
         counted(events, "event"),
         if by_creation { "written" } else { "delivered" },
@@ -106,7 +106,7 @@ async fn of_log(args: &PruneArgs, target: &Target, store: &Store, configured: &R
         ));
     }
     let Some(keep) = configured.log else {
-        return Err(nothing_goes(target, configured.log_said, "log", "--keep"));
+        return Err(nothing_to_remove(target, configured.log_set_by, "log", "--keep"));
     };
     let wait_for_consumers = configured.log_waits_for_consumers && !args.ignore_consumers;
     let admin = store.log_admin();
@@ -172,7 +172,7 @@ fn tell(
             "events are kept for {}, by {} ({})",
             units::shown(wanted.keep),
             printable(column),
-            configured.log_said
+            configured.log_set_by
         ))?;
     }
     match &log.held_by {

@@ -100,7 +100,7 @@ fn a_file_that_cannot_be_honoured_is_refused_by_its_name() {
             "org.example.Mine",
             "`producer.override.partitioner.class` changes",
         ),
-        ("slot.name", "Upper-Case", "a slot's name has"),
+        ("slot.name", "Upper-Case", "a slot's name must consist of"),
     ] {
         let mut file = good();
         file.insert(key.into(), value.into());

@@ -11,7 +11,7 @@ use airtight::{
 use crate::{
     args::{OnDead, OnFailureArg, OnPipelineEnd, OrderArg, RunArgs, SnapshotArg, StartArg},
     config::{
-        Config, Database, Pipeline, ReadWord, Reading, Retention, Said, check_slot, parse_keep, read_source,
+        Config, Database, Pipeline, ReadWord, Reading, Retention, SetBy, check_slot, parse_keep, read_source,
         set_batch, unnamed_cdc,
         urls::{Secret, SinkTarget},
     },
@@ -93,13 +93,13 @@ impl Plan {
 fn retention(args: &RunArgs) -> Outcome<Retention> {
     let mut retention = Retention::default();
     let given = [
-        ("--keep-done", &args.keep_done, &mut retention.done, &mut retention.done_said),
-        ("--keep-log", &args.follow.keep_log, &mut retention.log, &mut retention.log_said),
+        ("--keep-done", &args.keep_done, &mut retention.done, &mut retention.done_set_by),
+        ("--keep-log", &args.follow.keep_log, &mut retention.log, &mut retention.log_set_by),
     ];
-    for (flag, text, kept, said) in given {
+    for (flag, text, kept, set_by) in given {
         if let Some(text) = text {
             *kept = parse_keep(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))?;
-            *said = Said::Explicitly(flag);
+            *set_by = SetBy::Explicitly(flag);
         }
     }
     Ok(retention)

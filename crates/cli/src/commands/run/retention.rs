@@ -58,7 +58,7 @@ pub(super) fn announce(store: &Store, target: &Target, pipelines: &[Pipeline], r
         tracing::info!(
             "rows of {table} that are done are removed after {}, by {column} ({})",
             units::shown(keep),
-            retention.done_said
+            retention.done_set_by
         );
     }
     let followed = pipelines.iter().any(|one| !matches!(one.read, Reading::Queue(_)));
@@ -68,7 +68,7 @@ pub(super) fn announce(store: &Store, target: &Target, pipelines: &[Pipeline], r
         tracing::info!(
             "rows of {table} are removed after {}, by {column} ({}){}",
             units::shown(keep),
-            retention.log_said,
+            retention.log_set_by,
             if retention.log_waits_for_consumers { "" } else { ", whether consumers have seen them or not" }
         );
     }

@@ -40,7 +40,7 @@ async fn what_makes_no_sense_moves_nothing() {
             "the outbox is a log; follow it with `--read log --consumer NAME`",
         ),
         (&["run", "--read", "log", "--to", "null:"], 2, "--read log needs --consumer NAME"),
-        (&["run", "--read", "wal", "--to", "null:"], 2, "allowed are `queue`, `log` and `cdc`"),
+        (&["run", "--read", "wal", "--to", "null:"], 2, "allowed words are `queue`, `log` and `cdc`"),
         (&["run", "--read", "cdc", "--consumer", "x", "--to", "null:"], 2, "--consumer is for a log"),
         (&["run", "--slot", "x", "--to", "null:"], 2, "--slot is for the WAL"),
         (&["run", "--read", "queue", "--consumer", "x", "--to", "null:"], 2, "--consumer is for a log"),

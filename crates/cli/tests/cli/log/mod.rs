@@ -274,7 +274,7 @@ async fn pipelines_of_one_log_are_consumers_of_their_own() {
 
     log.write("twice.toml", &config.replace("mailer", "billing"));
     let error = log.run(&["run", "-c", "twice.toml", "--drain"]).error(2);
-    assert!(error.contains("`billing` and `mail` are both consumer `billing`"), "{error}");
+    assert!(error.contains("`billing` and `mail` both use consumer `billing`"), "{error}");
 
     log.write("queue.toml", "[pipelines.billing]\nread = \"queue\"\nto = \"null:\"\n");
     let error = log.run(&["run", "-c", "queue.toml", "--drain"]).error(1);
