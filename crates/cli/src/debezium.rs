@@ -52,7 +52,8 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
         .map_err(|message| Failure::usage(format!("{}: `slot.name`: {message}", file.display())))?;
     let producer_settings = producer_settings(&connector, file)?;
     // Without their values, some of which are passwords.
-    let is_used = |key: &str| key == "database.sslrootcert" || producer_settings.iter().any(|(_, of, _)| *of == key);
+    let is_used =
+        |key: &str| key == "database.sslrootcert" || producer_settings.iter().any(|(_, of, _)| *of == key);
     for (key, _) in connector.ignored.iter().filter(|(key, _)| !is_used(key)) {
         tracing::info!(key, "airtight does not use this key of the connector file, and ignores it");
     }
@@ -122,7 +123,10 @@ fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
 }
 
 /// The connector's settings for Connect's producer and for topic creation: our key, the connector's key, the value.
-fn producer_settings(connector: &ConnectorConfig, file: &Path) -> Outcome<Vec<(&'static str, &'static str, String)>> {
+fn producer_settings(
+    connector: &ConnectorConfig,
+    file: &Path,
+) -> Outcome<Vec<(&'static str, &'static str, String)>> {
     const KEYS: [(&str, &str); 4] = [
         ("create_partitions", "topic.creation.default.partitions"),
         ("create_replication", "topic.creation.default.replication.factor"),
@@ -160,7 +164,9 @@ fn sink(
     };
     let target = SinkTarget::parse(&to).map_err(|message| Failure::usage(format!("--to: {message}")))?;
     let SinkTarget::Broker(Broker { kind: BrokerKind::Kafka, url, settings: given }) = target else {
-        return Err(Failure::usage("--debezium delivers to Kafka, as Debezium does: pass --to kafka://HOST:PORT"));
+        return Err(Failure::usage(
+            "--debezium delivers to Kafka, as Debezium does: pass --to kafka://HOST:PORT",
+        ));
     };
     let mut settings: Vec<(String, String)> = vec![
         ("format".into(), FORMAT.as_str().into()),
@@ -290,9 +296,7 @@ pub(crate) fn connector(
         return refuse("does not write `format = \"debezium\"`: Debezium would write something else");
     }
     if kafka.topic.is_some() {
-        return refuse(
-            "sets `topic`, but Debezium builds the topic from `debezium.route.topic.replacement`",
-        );
+        return refuse("sets `topic`, but Debezium builds the topic from `debezium.route.topic.replacement`");
     }
     let options: PgConnectOptions =
         url.reveal().parse().map_err(|error| Failure::usage(format!("the database's URL: {error}")))?;

@@ -66,7 +66,9 @@ impl Target {
         };
         let mut database = config.map(|config| config.database.clone()).unwrap_or_default();
         if args.table.is_some() && database.spec.is_some() {
-            return Err(Failure::usage("--table and the config's [table] name two tables: remove one of them"));
+            return Err(Failure::usage(
+                "--table and the config's [table] name two tables: remove one of them",
+            ));
         }
         database.schema = args.schema.clone().or(database.schema);
         database.table = args.table.clone().or(database.table);

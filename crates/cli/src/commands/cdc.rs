@@ -93,12 +93,10 @@ pub(crate) async fn remove(args: &CdcRemoveArgs) -> Outcome {
     }
     line(format!("reader `{name}` removed, and its slot dropped"))?;
     match publication {
-        Some(reader) => {
-            line(format!(
-                "its publication still exists. To drop it: {}",
-                PgOutbox::drop_publication(&reader.publication)
-            ))
-        }
+        Some(reader) => line(format!(
+            "its publication still exists. To drop it: {}",
+            PgOutbox::drop_publication(&reader.publication)
+        )),
         None => Ok(()),
     }
 }

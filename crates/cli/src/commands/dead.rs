@@ -29,7 +29,9 @@ async fn log_of<'a>(store: &'a Store, of: &ConsumerArg) -> Outcome<Option<&'a dy
         return Ok(Some(store.log_admin()));
     }
     match &of.consumer {
-        Some(_) => Err(Failure::usage("--consumer is for a log, and this outbox is a queue: remove --consumer")),
+        Some(_) => {
+            Err(Failure::usage("--consumer is for a log, and this outbox is a queue: remove --consumer"))
+        }
         None => Ok(None),
     }
 }

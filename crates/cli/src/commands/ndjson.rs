@@ -134,7 +134,9 @@ fn parse(text: &[u8]) -> Result<NewEvent, String> {
     // The envelope of an event with bytes has a null for its JSON.
     let json = line.payload.filter(|json| line.payload_base64.is_none() || json.get() != "null");
     event.payload = match (json, line.payload_base64) {
-        (Some(_), Some(_)) => return Err("`payload` and `payloadBase64` are both given: give one of them".into()),
+        (Some(_), Some(_)) => {
+            return Err("`payload` and `payloadBase64` are both given: give one of them".into());
+        }
         (Some(json), None) => Payload::Json(json.get().to_owned().into()),
         (None, Some(text)) => {
             let bytes = BASE64_STANDARD

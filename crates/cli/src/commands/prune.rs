@@ -165,7 +165,11 @@ fn tell(
         counted(log.events, "event"),
         if wanted.wait_for_consumers { "" } else { ", whether consumers have seen them or not" },
         counted(log.partitions, "partition"),
-        if log.floor > 0 { format!("; all events up to seq {} are removed", log.floor) } else { String::new() },
+        if log.floor > 0 {
+            format!("; all events up to seq {} are removed", log.floor)
+        } else {
+            String::new()
+        },
     ))?;
     if let Some(column) = by {
         line(format!(

@@ -46,7 +46,9 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     print_relays(&status, store.is_log())?;
     for one in pipelines.iter().filter(|one| !one.running) {
         let name = printable(&one.name);
-        line(format!("pipeline `{name}` is in the config, but no relay runs it: the log of its process says why"))?;
+        line(format!(
+            "pipeline `{name}` is in the config, but no relay runs it: the log of its process says why"
+        ))?;
     }
     print_away(&status)?;
     if status.blocked_keys > 0 {

@@ -259,7 +259,8 @@ impl<'a> Value<'a> {
         let near = suggest::nearest(&text, allowed.iter().copied())
             .map(|near| format!(" (did you mean `{near}`?)"))
             .unwrap_or_default();
-        Err(self.error(format!("unknown word `{text}`; allowed words are {}{near}", suggest::listed(&allowed))))
+        Err(self
+            .error(format!("unknown word `{text}`; allowed words are {}{near}", suggest::listed(&allowed))))
     }
 
     /// The values of an array.

@@ -218,7 +218,9 @@ fn read_log(section: &Section<'_>, options: ReadOptions, name: &str) -> Result<L
     if let Some(value) = section.get("partitions")
         && partitions > MAX_PARTITIONS
     {
-        return Err(value.error(format!("a consumer has at most {MAX_PARTITIONS} partitions, found {partitions}")));
+        return Err(
+            value.error(format!("a consumer has at most {MAX_PARTITIONS} partitions, found {partitions}"))
+        );
     }
     let consumer = section.get("consumer").map(|value| value.name()).transpose()?;
     let consumer = consumer.unwrap_or_else(|| name.to_owned());

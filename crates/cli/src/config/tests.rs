@@ -358,7 +358,10 @@ fn complaints_name_line_key_and_remedy() {
             format!("{p}lease = \"30\"\n"),
             "airtight.toml:3: pipelines.a.lease: `30` is not a duration; write it like `500ms`, `30s`, `5m`, `2h` or `7d`",
         ),
-        (format!("{p}lease = \"10ms\"\n"), "airtight.toml:3: pipelines.a.lease: a lease must last from 1s to 1d"),
+        (
+            format!("{p}lease = \"10ms\"\n"),
+            "airtight.toml:3: pipelines.a.lease: a lease must last from 1s to 1d",
+        ),
         (
             format!("{p}streams = []\n"),
             "airtight.toml:3: pipelines.a.streams: is empty; leave the key out to read all streams",

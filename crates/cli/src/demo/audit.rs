@@ -82,7 +82,8 @@ impl Audit {
 
     /// The result for people, with an explanation of each number.
     pub(super) fn report(&self, seed: u64, paced: bool) -> String {
-        let mut text = String::from("\nThe audit compares the bank's tables with the events that arrived\n\n");
+        let mut text =
+            String::from("\nThe audit compares the bank's tables with the events that arrived\n\n");
         for (name, number, what) in [
             ("committed", self.committed, "transfers in the database"),
             ("rolled back", self.rolled_back, "published, then undone with their transaction"),

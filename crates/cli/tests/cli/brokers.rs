@@ -123,7 +123,10 @@ fn a_missing_topic_is_named_by_status_and_keeps_nobody_waiting() {
     done(301);
     let status = shop.run(&["status"]).ok();
     let topic = format!("{prefix}.missing");
-    assert!(status.contains(&format!("3 events wait; no attempt is spent: topic {topic} is away: ")), "{status}");
+    assert!(
+        status.contains(&format!("3 events wait; no attempt is spent: topic {topic} is away: ")),
+        "{status}"
+    );
     let away = &shop.run(&["status", "--json"]).json()["away"][0];
     assert_eq!((away["code"].as_str(), away["events"].as_u64()), (Some("away:no_topic"), Some(3)));
     let page = shop.run(&["status", "--metrics"]).ok();

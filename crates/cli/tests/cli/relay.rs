@@ -154,7 +154,10 @@ async fn a_refused_event_is_dead_and_a_person_decides() {
     server.rule(|_| Reply::status(204));
     assert_eq!(drain(server.url("/")).await.unwrap()["delivered"], 2);
     assert_eq!(shop.run(&["dead", "list"]).ok(), "no dead letters\n");
-    assert_eq!(shop.run(&["events", "retry", id]).error(1), format!("error: {id}: refused, the event is done"));
+    assert_eq!(
+        shop.run(&["events", "retry", id]).error(1),
+        format!("error: {id}: refused, the event is done")
+    );
 
     server.rule(|_| Reply::status(400));
     shop.publish("4", "{}");

@@ -65,8 +65,7 @@ impl Destination {
         let message = match self.sink.preview(&event) {
             Ok(message) => message?,
             Err(error) => {
-                let which =
-                    if made_up { "an invented event".into() } else { format!("event {}", event.id) };
+                let which = if made_up { "an invented event".into() } else { format!("event {}", event.id) };
                 let message = format!("{}: {which} could not be sent: {error}", self.name);
                 return Some(Err(Finding { fatal: false, message }));
             }

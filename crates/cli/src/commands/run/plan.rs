@@ -163,9 +163,7 @@ fn reading(args: &RunArgs, word: ReadWord, options: ReadOptions) -> Outcome<Read
             ("--snapshot", wal.snapshot.is_some()),
         ];
         if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
-            return Err(Failure::usage(format!(
-                "{flag} is for the WAL; add `--read cdc`, or remove {flag}"
-            )));
+            return Err(Failure::usage(format!("{flag} is for the WAL; add `--read cdc`, or remove {flag}")));
         }
     }
     match word {
