@@ -11,9 +11,9 @@ fn a_server_that_is_away_is_waited_for() {
     let port = airtight_testkit::ports::Port::reserve();
     let url = format!("postgres://app:hush@127.0.0.1:{port}/shop");
     let relay = Running::start(airtight(["run", "--from", &url, "--to", "null:"]));
-    let first = relay.wait_for_log("retrying in");
+    let first = relay.wait_for_log("trying again in");
     assert!(first.contains("cannot reach postgres://app:XXX@127.0.0.1:"), "{first}");
-    relay.wait_for_log("retrying in");
+    relay.wait_for_log("trying again in");
     relay.signal("TERM");
     let (status, rest) = relay.wait();
     assert!(status.success(), "{status}: {rest}");

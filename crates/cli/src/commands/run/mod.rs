@@ -211,7 +211,7 @@ async fn connect(target: &Target, shutdown: &CancellationToken) -> Outcome<Optio
         };
         failures += 1;
         let wait = CONNECT.after(failures);
-        tracing::warn!(code = error.code(), "{error}; retrying in {wait:.1?}");
+        tracing::warn!(code = error.code(), "{error}; trying again in {wait:.1?}");
         tokio::select! {
             () = shutdown.cancelled() => return Ok(None),
             () = tokio::time::sleep(wait) => {}

@@ -76,7 +76,7 @@ pub(super) fn announce(store: &Store, target: &Target, pipelines: &[Pipeline], r
 
 fn warn_if_failed(round: Result<()>) {
     if let Err(error) = round {
-        tracing::warn!(%error, "could not remove old events; retrying in an hour");
+        tracing::warn!(%error, "could not remove old events; trying again in an hour");
     }
 }
 
