@@ -19,7 +19,7 @@ pub(crate) use self::{
     },
 };
 
-/// A transactional outbox: delivers every event that a transaction commits, and none that is rolled back
+/// A transactional outbox: delivers every committed event, and none that is rolled back
 #[derive(Debug, Parser)]
 #[command(
     name = "airtight",
@@ -321,9 +321,9 @@ pub(crate) struct RunArgs {
 pub(crate) enum OrderArg {
     /// Per key (the aggregate id)
     Key,
-    /// None
+    /// No order
     None,
-    /// Of all events, one at a time
+    /// All events in one order, one at a time
     Total,
 }
 
