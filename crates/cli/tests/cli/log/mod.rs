@@ -351,5 +351,5 @@ async fn the_relay_log_of_the_document_is_followed_by_its_preset() {
     let error = with_config(&["run", "--drain"]).error(1);
     assert!(error.contains("Rebuilding a consumer"), "{error}");
     let error = with_config(&["migrate", "--shape", "log"]).error(2);
-    assert!(error.contains("--shape is for airtight's own table"), "{error}");
+    assert!(error.contains("--shape applies to airtight's own table"), "{error}");
 }
