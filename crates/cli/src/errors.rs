@@ -1,4 +1,4 @@
-//! How a command ends when it does not succeed: one line for a person, one exit code for a script.
+//! Failures of a command: one line for a person, and one exit code for a script.
 
 use std::{
     fmt,
@@ -13,15 +13,15 @@ use airtight::Code;
 pub(crate) enum Failure {
     /// The command line or the config is wrong: exit code 2.
     Usage(String),
-    /// It was asked rightly and could not be done: exit code 1.
+    /// The request is valid, and the command could not do it: exit code 1.
     Failed(String),
-    /// The command has said what there is to say already: exit code 1.
+    /// The command has printed its errors already: exit code 1.
     Reported,
-    /// Whoever read our output has gone (`airtight tail | head`): no failure, and nobody to tell.
+    /// The reader of our output has closed it (`airtight tail | head`): not a failure, and nothing is printed.
     ReaderGone,
 }
 
-/// What commands return.
+/// The result of a command.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
@@ -33,7 +33,7 @@ impl Failure {
         Self::Failed(message.into())
     }
 
-    /// The same failure with words in front: where it happened.
+    /// Adds where it happened in front of the message.
     pub(crate) fn context(self, what: impl fmt::Display) -> Self {
         match self {
             Self::Usage(message) => Self::Usage(format!("{what}: {message}")),
@@ -42,7 +42,7 @@ impl Failure {
         }
     }
 
-    /// Prints the one line and gives the exit code.
+    /// Prints the message as one line and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         let (message, code) = match self {
             Self::Usage(message) => (message, 2),
@@ -55,18 +55,18 @@ impl Failure {
     }
 }
 
-/// A line on standard error, as far as it can be had: `eprintln!` would panic where it is closed or full, and the panic's
-/// exit code would hide the command's own.
+/// Prints a line on standard error and ignores a failure: `eprintln!` would panic if standard error is closed or full,
+/// and the panic's exit code would hide the command's own.
 pub(crate) fn complain(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// A database's message may span lines; the first line feed would cut the sentence in a log.
+/// Joins the lines of a message: a database's message can span lines, and a log would cut it at the first line feed.
 fn one_line(message: &str) -> String {
     message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// What the error says and, where this program has a remedy, what to do.
+/// The error's message and, where there is one, its remedy.
 pub(crate) fn advice(error: &airtight::Error) -> String {
     match error.remedy() {
         None if error.is(&Code::NO_TABLE) => {
@@ -82,7 +82,7 @@ impl From<airtight::Error> for Failure {
     }
 }
 
-/// For output; reading a file has its path to add and makes its own message.
+/// For writing output. Code that reads a file builds its own message, which names the path.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {

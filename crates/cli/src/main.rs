@@ -1,12 +1,12 @@
-//! The `airtight` program: reads the command line, starts logging and a runtime, and hands over to a command.
+//! The `airtight` program: reads the command line, starts logging and a runtime, and runs one command.
 //!
 //! | where | what |
 //! | --- | --- |
 //! | `args` | the command line |
-//! | `config/` | what to run, validated, from a file or from arguments; nothing there connects |
-//! | `wiring` | from addresses to stores and sinks; the only file that knows which backends exist |
-//! | `commands/` | one file a command |
-//! | `debezium` | a connector's file as a pipeline, and back |
+//! | `config/` | the validated configuration, from a file or from arguments; nothing there connects |
+//! | `wiring` | makes stores and sinks from addresses; the only file that knows which backends exist |
+//! | `commands/` | one file per command |
+//! | `debezium` | converts a connector file to a pipeline, and back |
 //! | `demo/` | `airtight demo` |
 //! | `output`, `errors`, `logging`, `progress`, `signals` | tables and JSON, exit codes, log lines, bars, Ctrl-C |
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     logging::init(&cli.log, &cli.command);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        // Idle threads cost memory; moving rows needs no more than these.
+        // Idle threads cost memory, and moving rows needs no more than two.
         .worker_threads(2)
         .enable_all()
         .build();

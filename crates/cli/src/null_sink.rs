@@ -1,9 +1,9 @@
-//! `null:`, which takes everything and keeps nothing: measures an outbox without measuring a sink.
+//! The sink `null:` accepts every event and discards it, to measure an outbox without a sink.
 
 use airtight::{Capabilities, Delivery, Outcome, Sink};
 use async_trait::async_trait;
 
-/// Reports everything delivered. What passes through here is gone.
+/// Reports every event as delivered, and discards it.
 #[derive(Debug)]
 pub(crate) struct NullSink;
 

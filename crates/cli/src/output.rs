@@ -1,4 +1,4 @@
-//! Tables for people, JSON for machines. Everything goes through a writer that reports a closed pipe, since
+//! Tables for people, and JSON for machines. All output goes through a writer that reports a closed pipe, because
 //! `println!` would panic on `airtight events list | head -1`.
 
 use std::{
@@ -20,7 +20,7 @@ pub(crate) fn line(text: impl Display) -> Outcome {
     Ok(())
 }
 
-/// Prints lines that end in a line feed already, as they are.
+/// Prints bytes unchanged; lines already end in a line feed.
 pub(crate) fn raw(bytes: &[u8]) -> Outcome {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
@@ -35,7 +35,7 @@ pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Outcome {
     raw(&text)
 }
 
-/// A table with a header; columns that hold only numbers are set to the right.
+/// A table with a header; columns that contain only numbers are aligned to the right.
 pub(crate) struct Table {
     header: Vec<&'static str>,
     rows: Vec<Vec<String>>,
@@ -118,7 +118,7 @@ pub(crate) fn age(seconds: f64) -> String {
     }
 }
 
-/// A count with thin groups: `50,000`.
+/// A count with its digits in groups: `50,000`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

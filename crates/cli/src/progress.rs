@@ -1,4 +1,4 @@
-//! Progress bars on standard error, and log lines that do not run into them.
+//! Progress bars on standard error, and log lines that do not overwrite them.
 
 use std::{
     fmt,
@@ -12,24 +12,24 @@ use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::wiring::Store;
 
-/// Everything that is drawn; on a terminal only.
+/// All progress bars; drawn only on a terminal.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// How often to look how far a consumer has come, at most.
+/// The shortest time between two queries of a consumer's offset.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// How often the bar moves in between.
+/// How often the bar moves between two queries.
 const MOVE: Duration = Duration::from_millis(100);
 
-/// Looking takes at most one part in so many of the time.
+/// Queries take at most one part in this many of the time.
 const SHARE: u32 = 20;
 
-/// Fewer events are not worth a bar: they are there before it is read.
+/// Fewer events get no bar: they are delivered before anyone could read it.
 const WORTH_IT: u64 = 1_000;
 
 const STYLE: &str = "{msg} {wide_bar} {human_pos}/{human_len} events  {rate}  {eta} left";
 
-/// Standard error for log lines: bars step aside for each.
+/// Standard error for log lines: the bars are hidden while a line is written.
 pub(crate) struct Stderr;
 
 impl Write for Stderr {
@@ -42,11 +42,11 @@ impl Write for Stderr {
     }
 }
 
-/// Shows how far a consumer is from the end that it had when this began; gone once it is there, or when this is
-/// dropped. What cannot be seen is not shown.
+/// Shows how far a consumer is from the end that the log had when this began. The bar disappears when the consumer
+/// reaches that end, or when this future is dropped. Nothing is shown while the offset cannot be read.
 ///
-/// Looking costs the database something, so in between the relay's own counters move the bar: they know nothing of
-/// other instances, of streams that are passed over, or of holes, which the next look makes up for.
+/// A query costs the database something, so the relay's own counters move the bar between two queries. These counters
+/// do not include other instances, streams that are skipped, or holes; the next query corrects the bar.
 pub(crate) async fn catch_up(store: Arc<Store>, consumer: String, stats: Arc<Stats>) {
     let mut shown: Option<Shown> = None;
     loop {
@@ -71,13 +71,13 @@ pub(crate) async fn catch_up(store: Arc<Store>, consumer: String, stats: Arc<Sta
     }
 }
 
-/// How many events the relay has done with.
+/// How many events the relay has settled.
 fn settled(stats: &Stats) -> u64 {
     let done = stats.summary();
     done.delivered + done.dead + done.unknown
 }
 
-/// None before it has attached for the first time, and while the database is away.
+/// The consumer. None before it has attached for the first time, and while the database is unavailable.
 async fn standing(store: &Store, consumer: &str) -> Option<Consumer> {
     let all = store.log_admin().consumers().await.ok()?;
     all.into_iter().find(|one| one.name == consumer)
@@ -87,7 +87,7 @@ struct Shown {
     bar: ProgressBar,
     begin: i64,
     end: i64,
-    /// How far it had come at the last look, and what the relay had done with by then.
+    /// The bar's position at the last query, and how many events the relay had settled by then.
     base: (u64, u64),
 }
 
@@ -103,7 +103,7 @@ impl Shown {
         Self { bar, begin: now.offset, end: now.end, base: (0, 0) }
     }
 
-    /// Moves the bar by what the relay has done since the last look; whether it seems to be at the end.
+    /// Moves the bar by what the relay has settled since the last query. Returns whether it seems to be at the end.
     fn advance(&self, stats: &Stats) -> bool {
         let (position, before) = self.base;
         let position = position + settled(stats).saturating_sub(before);
@@ -113,7 +113,7 @@ impl Shown {
     }
 }
 
-/// Events a second, without the fractions.
+/// Events per second, as a whole number.
 fn rate(state: &ProgressState, out: &mut dyn fmt::Write) {
     // Nothing is drawn where this cannot be written.
     let _ = write!(out, "{:.0}/s", state.per_sec());

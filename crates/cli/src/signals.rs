@@ -1,19 +1,19 @@
-//! SIGINT, SIGTERM and SIGHUP: the first asks to finish, the second does not ask.
+//! SIGINT, SIGTERM and SIGHUP: the first signal asks the process to finish, the second ends it at once.
 //!
-//! SIGHUP means two things. To a process with a terminal it says that the terminal is gone: a relay that somebody
-//! started there ends, cleanly, as at a SIGTERM. To a service it says, by convention, "read your config again", which
-//! airtight does not do; so there it is refused with a line in the log, and nothing stops. `nohup` takes the terminal
-//! away, and so falls under the second.
+//! SIGHUP has two meanings. For a process with a terminal, it means that the terminal was closed: a relay that was
+//! started there ends cleanly, as after a SIGTERM. For a service, it means by convention "read your config again",
+//! which airtight does not do: the relay logs a warning and continues. A process under `nohup` has no terminal, so the
+//! second meaning applies.
 
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// Signals so close together are one: coreutils' `timeout` signals the process and then its group, a terminal that
-/// goes away is told by the kernel and by the shell. A person is slower.
+/// Signals within this time count as one: coreutils' `timeout` signals the process and then its group, and both the
+/// kernel and the shell report a closed terminal. A person is slower.
 const SAME: Duration = Duration::from_millis(500);
 
-/// A token that the first signal cancels. `at_second` is run on the second, which then ends the process.
+/// Returns a token that the first signal cancels. The second signal runs `at_second` and then ends the process.
 pub(crate) fn shutdown(at_second: impl FnOnce() + Send + 'static) -> CancellationToken {
     let token = CancellationToken::new();
     let cancelled = token.clone();
@@ -21,7 +21,7 @@ pub(crate) fn shutdown(at_second: impl FnOnce() + Send + 'static) -> Cancellatio
         let mut signals = Signals::new();
         signals.next().await;
         let first = Instant::now();
-        tracing::info!("stopping: finishing what is under way; a second signal stops at once");
+        tracing::info!("stopping: finishing the deliveries in flight; a second signal stops at once");
         cancelled.cancel();
         let code = loop {
             let code = signals.next().await;
@@ -34,7 +34,7 @@ pub(crate) fn shutdown(at_second: impl FnOnce() + Send + 'static) -> Cancellatio
             );
         };
         at_second();
-        // Whatever was claimed comes again when its lease has run out: that is what leases are for.
+        // Claimed events are delivered again when their lease has expired.
         std::process::exit(code);
     });
     token
@@ -72,8 +72,8 @@ impl Signals {
                         return 129;
                     }
                     tracing::warn!(
-                        "SIGHUP is refused: nothing is read again while this runs, and everything goes on as before. \
-                         For another config, restart: SIGTERM ends cleanly"
+                        "SIGHUP has no effect: a running relay does not read its config again. To use another config, \
+                         restart the process: SIGTERM stops it cleanly"
                     );
                 }
             }

@@ -1,5 +1,5 @@
-//! From addresses to stores and sinks. The only file that knows which backends exist: a new one is a line
-//! here and a scheme in `config/urls.rs`.
+//! Makes stores and sinks from addresses. This is the only file that knows which backends exist: a new backend needs a
+//! line here and a scheme in `config/urls.rs`.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -31,21 +31,21 @@ use crate::{
     null_sink::NullSink,
 };
 
-/// The formats that configs and addresses may name.
+/// The formats that configs and addresses can name.
 pub(crate) const FORMATS: Formats = Formats::with(&[DEBEZIUM]);
 
-/// How long a server may take to answer at all.
+/// How long a server may take to accept a connection.
 const REACH: Duration = Duration::from_secs(5);
 
-/// The demo has a bank in the same file, and so needs more of it than [`Store`] tells.
+/// The demo keeps its bank in the same file, so it needs the connections that [`Store`] does not expose.
 pub(crate) use airtight::sqlite::SqliteOutbox;
 
-/// Which outbox, and how to use it: everything there is to know before connecting.
+/// An outbox and how to use it: everything that is known before connecting.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) url: DatabaseUrl,
     pub(crate) database: Database,
-    /// The connector whose table it is, for those who come from Debezium.
+    /// The Debezium connector that the table belongs to, with `run --debezium`.
     pub(crate) connector: Option<Arc<ConnectorConfig>>,
 }
 
@@ -66,7 +66,9 @@ impl Target {
         };
         let mut database = config.map(|config| config.database.clone()).unwrap_or_default();
         if args.table.is_some() && database.spec.is_some() {
-            return Err(Failure::usage("--table and the config's [table] name two tables: keep one of them"));
+            return Err(Failure::usage(
+                "--table and the config's [table] name two tables: remove one of them",
+            ));
         }
         database.schema = args.schema.clone().or(database.schema);
         database.table = args.table.clone().or(database.table);
@@ -76,42 +78,42 @@ impl Target {
         Ok(Self { url, database, connector: None })
     }
 
-    /// Whether it is a file of SQLite's.
+    /// Whether it is an SQLite file.
     pub(crate) fn is_sqlite(&self) -> bool {
         matches!(self.url, DatabaseUrl::Sqlite(_))
     }
 
-    /// Whether `migrate` is to make the outbox notify.
+    /// Sets whether `migrate` adds the trigger that notifies relays.
     pub(crate) fn set_notify(&mut self, notify: bool) -> Outcome {
         self.database.notify = Some(notify);
         if matches!(self.url, DatabaseUrl::Sqlite(_)) { refuse_for_sqlite(&self.database) } else { Ok(()) }
     }
 
-    /// Where nothing was made yet, a log is what is missing.
+    /// If no outbox exists yet, treats the missing one as a log.
     pub(crate) fn expect_log(&mut self) {
         if self.database.spec.is_none() {
             self.database.shape.get_or_insert(Shape::Log);
         }
     }
 
-    /// What `migrate` is to make the outbox for.
+    /// Sets the shape of the outbox that `migrate` creates.
     pub(crate) fn set_shape(&mut self, shape: Shape) -> Outcome {
         if self.database.spec.is_some() {
             return Err(Failure::usage(
-                "--shape is for airtight's own table, and the config's [table] maps another: leave it out",
+                "--shape applies to airtight's own table, but the config's [table] maps another table: remove --shape",
             ));
         }
         self.database.shape = Some(shape);
         Ok(())
     }
 
-    /// The same from a command's arguments alone, its config read if there is one.
+    /// The same from a command's arguments; reads their config if they name one.
     pub(crate) fn from_args(args: &DatabaseArgs) -> Outcome<Self> {
         let config = args.config.as_deref().map(Config::load).transpose()?;
         Self::resolve(args, config.as_ref())
     }
 
-    /// Opens a store whose tables should exist, as what it was made for.
+    /// Opens a store whose tables should exist, in the shape that it was created with.
     pub(crate) async fn open(&self) -> Result<Store, Error> {
         if let DatabaseUrl::Sqlite(path) = &self.url
             && !path.exists()
@@ -129,8 +131,7 @@ impl Target {
         self.connect().await?.detect().await
     }
 
-    /// Opens a store to migrate, creating a file that is not there. Not told what it is made for, it stays what
-    /// it is.
+    /// Opens a store to migrate, and creates a missing SQLite file. Without a configured shape, the existing shape stays.
     pub(crate) async fn create(&self) -> Result<Store, Error> {
         let store = self.connect().await?;
         if self.database.shape.is_some() { Ok(store) } else { store.detect().await }
@@ -153,7 +154,7 @@ impl Target {
                 };
                 options.spec = Some(debezium::spec(url.reveal(), connector).await?);
                 let outbox = PgOutbox::connect(url.reveal(), options).await?;
-                // Debezium keeps its positions elsewhere; these are ours, and nobody was asked to make them.
+                // Debezium keeps its positions elsewhere. These tables are airtight's, and the user has not run `migrate`.
                 for line in outbox.migrate().await? {
                     tracing::info!("{line}");
                 }
@@ -178,7 +179,7 @@ impl Target {
         }
     }
 
-    /// The SQL that gives a role the least rights it needs. Where nobody says what the outbox is for, the database does.
+    /// The SQL that gives a role the least rights it needs. Without a configured shape, the database's shape is used.
     pub(crate) async fn grants_sql(&self, to: Grantee, role: &str) -> Outcome<String> {
         if matches!(self.url, DatabaseUrl::Sqlite(_)) {
             return Err(Failure::usage("--print-grants is for PostgreSQL: an SQLite file has no roles"));
@@ -204,8 +205,8 @@ impl Target {
     }
 }
 
-/// One plain connection first: a pool tries on in silence until its time is up, and then tells only that.
-/// Whatever else the server has to say, the store says better.
+/// Opens one plain connection first: a pool retries silently until its timeout, and then reports only the timeout.
+/// The store reports all other errors of the server.
 async fn reach(url: &str, shown: &DatabaseUrl) -> Result<(), Error> {
     let connect = async { PgConnection::connect(url).await?.close().await };
     let problem = match tokio::time::timeout(REACH, connect).await {
@@ -233,13 +234,13 @@ fn refuse_for_sqlite(database: &Database) -> Outcome {
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((key, _)) => {
-            Err(Failure::usage(format!("`{key}` is for PostgreSQL; an SQLite outbox has none")))
+            Err(Failure::usage(format!("`{key}` is for PostgreSQL; an SQLite outbox does not have it")))
         }
         None => Ok(()),
     }
 }
 
-/// A way into SQLite for those who need its own connections: the demo.
+/// Opens an SQLite outbox for the demo, which uses its connections.
 pub(crate) async fn open_sqlite(path: &Path) -> Result<SqliteOutbox, Error> {
     let path = path.to_str().ok_or_else(|| {
         Error::permanent(Code::BAD_PATH, format!("the path {} is not valid UTF-8", path.display()))
@@ -284,7 +285,7 @@ impl Store {
         }
     }
 
-    /// The operator's side of a log. Of a queue each of its verbs is an error that says so.
+    /// The operator's side of a log. On a queue, each of its methods returns an error that says so.
     pub(crate) fn log_admin(&self) -> &dyn LogAdmin {
         match self {
             Self::Sqlite(outbox) => outbox,
@@ -306,7 +307,7 @@ impl Store {
         })
     }
 
-    /// What stands in the way of following the outbox through the WAL.
+    /// The problems that prevent reading the outbox through the WAL.
     pub(crate) async fn check_cdc(&self, name: &str, cdc: &CdcOptions) -> Result<Vec<Finding>, Error> {
         match self {
             Self::Sqlite(_) => Err(no_wal()),
@@ -314,7 +315,7 @@ impl Store {
         }
     }
 
-    /// For what only PostgreSQL has.
+    /// The PostgreSQL outbox, for operations that only PostgreSQL has.
     pub(crate) fn postgres(&self) -> Option<&PgOutbox> {
         match self {
             Self::Sqlite(_) => None,
@@ -322,7 +323,7 @@ impl Store {
         }
     }
 
-    /// The names of those that follow the outbox through the WAL.
+    /// The names of the readers that follow the outbox through the WAL.
     pub(crate) async fn readers(&self) -> Result<Vec<String>, Error> {
         match self {
             Self::Sqlite(_) => Ok(Vec::new()),
@@ -330,7 +331,7 @@ impl Store {
         }
     }
 
-    /// Whether it can only be followed, for its rows have no status.
+    /// Whether the outbox is a log, because its rows have no status.
     pub(crate) fn is_log(&self) -> bool {
         match self {
             Self::Sqlite(outbox) => outbox.table().status.is_none(),
@@ -346,7 +347,7 @@ impl Store {
         }
     }
 
-    /// Whether its rows have a place that consumers can follow.
+    /// Whether its rows have a seq that consumers can follow.
     pub(crate) fn is_followable(&self) -> bool {
         match self {
             Self::Sqlite(_) => true,
@@ -354,7 +355,7 @@ impl Store {
         }
     }
 
-    /// Makes a log's partitions ahead, where the database has such a thing. Returns how many.
+    /// Creates a log's table partitions in advance, if the database has them. Returns how many.
     pub(crate) async fn make_partitions(&self) -> Result<u64, Error> {
         match self {
             Self::Sqlite(_) => Ok(0),
@@ -362,7 +363,7 @@ impl Store {
         }
     }
 
-    /// As what the database says it was made for.
+    /// The store in the shape that the database has.
     async fn detect(self) -> Result<Self, Error> {
         Ok(match self {
             Self::Sqlite(outbox) => Self::Sqlite(outbox.detect().await?),
@@ -371,13 +372,13 @@ impl Store {
     }
 }
 
-/// Why there is no `cdc` on SQLite.
+/// The error for `cdc` on SQLite.
 pub(crate) fn no_wal() -> Error {
-    Error::permanent(Code::NO_WAL, "SQLite has no WAL that could be followed: `cdc` is for PostgreSQL")
+    Error::permanent(Code::NO_WAL, "airtight cannot follow SQLite's WAL: `cdc` is for PostgreSQL")
 }
 
-/// With names for what the config leaves out. Slots are shared by all databases of a server, so the database's name
-/// is part of them.
+/// Fills in the names that the config leaves out. All databases of a server share its slots, so the database's name is
+/// part of a slot's name.
 pub(crate) fn named(database: &str, pipeline: &str, cdc: &CdcOptions) -> CdcOptions {
     let mut options = cdc.clone();
     if options.log.consumer.is_empty() {
@@ -397,7 +398,7 @@ fn database_of(outbox: &PgOutbox) -> String {
     options.get_database().unwrap_or_else(|| options.get_username()).to_owned()
 }
 
-/// Makes a sink; connects to nothing yet.
+/// Makes a sink, without connecting.
 pub(crate) fn sink(target: &SinkTarget) -> Result<Arc<dyn Sink>, Error> {
     Ok(match target {
         SinkTarget::Stdout => Arc::new(StdoutSink::new()),

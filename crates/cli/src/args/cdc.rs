@@ -1,30 +1,30 @@
-//! The command line of readers of the WAL: how `run` follows it, and `airtight cdc`.
+//! The arguments for reading PostgreSQL's WAL: the options of `run --read cdc`, and `airtight cdc`.
 
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::{DatabaseArgs, OutputArgs};
 
-/// What only `run --read cdc` takes.
+/// The options that only `run --read cdc` accepts.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct WalArgs {
-    /// The replication slot, made if it is not there [default: airtight_DATABASE]
+    /// The replication slot, created if it does not exist [default: airtight_DATABASE]
     #[arg(long, value_name = "NAME", help_heading = "With --read cdc", conflicts_with = "config")]
     pub(crate) slot: Option<String>,
-    /// The publication, made if it is not there [default: the slot's name]
+    /// The publication, created if it does not exist [default: the slot's name]
     #[arg(long, value_name = "NAME", help_heading = "With --read cdc", conflicts_with = "config")]
     pub(crate) publication: Option<String>,
-    /// Whether what is in the table already is delivered first [default: initial]
+    /// Whether rows that are already in the table are delivered first [default: initial]
     #[arg(long, value_enum, help_heading = "With --read cdc", conflicts_with = "config")]
     pub(crate) snapshot: Option<SnapshotArg>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SnapshotArg {
-    /// At the first start, rows that are not finished come first
+    /// The first start delivers the table's unfinished rows, then reads the slot
     Initial,
-    /// The same, but a slot that was there before is read on from where it stands
+    /// The same if the slot is new; an existing slot is read from its current position
     NewSlot,
-    /// Only what is committed from the slot's place on
+    /// No rows of the table; only what is committed after the slot's position
     Never,
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum CdcCommand {
     Remove(CdcRemoveArgs),
 }
 
-/// List readers of the WAL: where they stand, and how much WAL the server keeps for them
+/// List readers of the WAL: their lag, and how much WAL the server keeps for them
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight cdc list\n  \
         airtight cdc list --json | jq '.[] | select(.lag_seconds > 60) | .name'")]
@@ -46,26 +46,27 @@ pub(crate) struct CdcListArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Which reader, of which outbox.
+/// One reader of one outbox.
 #[derive(Debug, Args)]
 pub(crate) struct OneReader {
-    /// The slot
+    /// The replication slot of the reader
     #[arg(value_name = "SLOT")]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// Do not ask; needed where there is no terminal
+    /// Do not ask for confirmation; required without a terminal
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
 
-/// Let a reader begin anew after its slot was lost: what the table still has is delivered
+/// Restart a reader whose slot was lost, from the rows that are still in the table
 ///
-/// The slot is dropped if it is there; the next `airtight run` makes a new one and first delivers the rows of the
-/// table that are not finished, or all of them where the table has no status. What was deleted meanwhile, and events
-/// without a table, are lost. Refused while a relay reads the slot. On a terminal it asks first; elsewhere it wants --yes.
+/// Drops the slot if it exists. The next `airtight run` creates a new slot and first delivers the unfinished rows of
+/// the table, or all rows if the table has no status. Rows that were deleted in the meantime, and events without a
+/// table, are lost. The command is refused while a relay reads the slot. It asks for confirmation on a terminal;
+/// without a terminal it requires --yes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight cdc recover airtight_shop --yes")]
 pub(crate) struct CdcRecoverArgs {
@@ -73,9 +74,10 @@ pub(crate) struct CdcRecoverArgs {
     pub(crate) one: OneReader,
 }
 
-/// Forget a reader with its slot, its place and its parked events: the last step back to polling
+/// Remove a reader with its slot, its position and its parked events
 ///
-/// Refused while a relay reads the slot. The publication stays. On a terminal it asks first; elsewhere it wants --yes.
+/// This is the last step of a change back to polling. The publication stays. The command is refused while a relay
+/// reads the slot. It asks for confirmation on a terminal; without a terminal it requires --yes.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  airtight cdc remove airtight_shop --yes\n  airtight cdc remove debezium --keep-slot --yes"
@@ -83,25 +85,25 @@ pub(crate) struct CdcRecoverArgs {
 pub(crate) struct CdcRemoveArgs {
     #[command(flatten)]
     pub(crate) one: OneReader,
-    /// Leave the slot to whoever reads it next, Debezium for one; with `--snapshot new-slot` that may be airtight again
+    /// Keep the slot for another reader, such as Debezium; with `--snapshot new-slot` airtight can read it again
     #[arg(long)]
     pub(crate) keep_slot: bool,
 }
 
-/// Print the connector's file with which Debezium would do what a pipeline does
+/// Print a Debezium connector file that does what a pipeline does
 ///
-/// For a pipeline of a config that reads `cdc` and writes `format = "debezium"` to Kafka. Stop the relay, let Debezium
-/// read the same slot, and it goes on where the relay stopped.
+/// The pipeline must read `cdc` and write `format = "debezium"` to Kafka. Stop the relay, then start Debezium with
+/// the same slot: it continues where the relay stopped.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight debezium-config -c airtight.toml\n  \
         airtight debezium-config -c airtight.toml orders --password > connector.json")]
 pub(crate) struct DebeziumConfigArgs {
-    /// The pipeline; may be left out where there is only one
+    /// The pipeline; optional if the config has only one
     #[arg(value_name = "PIPELINE")]
     pub(crate) pipeline: Option<String>,
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
-    /// Write the database's password into it
+    /// Write the database's password into the file
     #[arg(long)]
     pub(crate) password: bool,
 }

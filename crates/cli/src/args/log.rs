@@ -1,22 +1,22 @@
-//! The command line of logs: how `run` follows one, and `airtight consumers`.
+//! The arguments for logs: the options of `run --read log`, and `airtight consumers`.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use super::{DatabaseArgs, FilterArgs, OutputArgs};
 
-/// What only `run --read log` takes.
+/// The options that only `run --read log` accepts.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FollowArgs {
-    /// Whose offset; a name that is new begins at --start, a known one goes on where it was left
+    /// The consumer's name; a new consumer begins at --start, a known one continues from its offset
     #[arg(long, value_name = "NAME", help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) consumer: Option<String>,
-    /// Key partitions, the most instances that work side by side; with 1 the others stand by [default: 1]
+    /// Key partitions: at most this many instances work at the same time, the others stand by [default: 1]
     #[arg(long, value_name = "N", help_heading = "With --read log", conflicts_with = "config", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) partitions: Option<u16>,
     /// Where a new consumer begins [default: earliest]
     #[arg(long, value_enum, help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) start: Option<StartArg>,
-    /// What becomes of an event that fails, also with --read cdc [default: park]
+    /// What happens to an event that fails; also with --read cdc [default: park]
     #[arg(long, value_enum, help_heading = "With --read log", conflicts_with = "config")]
     pub(crate) on_failure: Option<OnFailureArg>,
     /// How long events are kept, e.g. 30d, or `forever` [default: 30d, and as long as a consumer
@@ -27,24 +27,24 @@ pub(crate) struct FollowArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StartArg {
-    /// With the oldest event there is
+    /// At the oldest event of the log
     Earliest,
-    /// With what is published from now on
+    /// At the first event that is published from now on
     Latest,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnFailureArg {
-    /// It is set aside and tried again; the others go on
+    /// The event is parked and retried; other events are delivered
     Park,
-    /// The consumer waits for it, and stops when it is given up on
+    /// The consumer waits for the event, and stops if the event becomes dead
     Halt,
 }
 
-/// Narrows what `airtight dead` acts on.
+/// Restricts `airtight dead` to one consumer.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ConsumerArg {
-    /// On a log: only of this consumer [default: all]
+    /// On a log: only the dead letters of this consumer [default: all]
     #[arg(long, value_name = "NAME", help_heading = "Filter")]
     pub(crate) consumer: Option<String>,
 }
@@ -61,7 +61,7 @@ pub(crate) enum ConsumersCommand {
     Parked(ParkedArgs),
 }
 
-/// List consumers: where they stand, how far they are behind, what they have set aside
+/// List consumers: their offsets, their lag and their parked events
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight consumers list\n  \
         airtight consumers list --json | jq '.[] | select(.lag_events > 1000) | .name'")]
@@ -72,10 +72,10 @@ pub(crate) struct ConsumersListArgs {
     pub(crate) output: OutputArgs,
 }
 
-/// Which consumer, of which log.
+/// One consumer of one log.
 #[derive(Debug, Args)]
 pub(crate) struct OneConsumer {
-    /// The consumer
+    /// The consumer's name
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
     #[command(flatten)]
@@ -92,11 +92,11 @@ pub(crate) struct ConsumerShowArgs {
     pub(crate) one: OneConsumer,
 }
 
-/// Move a consumer, to deliver events again or to leave some out
+/// Move a consumer's offset, to deliver events again or to skip events
 ///
-/// Safe while relays run: what they have under way is fenced, and they go on from the new place. Parked events
-/// behind it are dropped, since they come again. On a terminal it asks first; elsewhere it wants --yes if events would
-/// be left out.
+/// Safe while relays run: their deliveries in flight are fenced, and they continue from the new offset. Parked events
+/// after the new offset are dropped, because they are delivered again. The command asks for confirmation on a
+/// terminal; without a terminal it requires --yes if events would be skipped.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("target").required(true).args(["to_seq", "to_time", "earliest", "latest"]),
@@ -108,25 +108,25 @@ pub(crate) struct ConsumerShowArgs {
 pub(crate) struct SeekArgs {
     #[command(flatten)]
     pub(crate) one: OneConsumer,
-    /// Behind this seq: the next event is the first with a greater one; 0 is the beginning
+    /// After this seq: the next event is the first one with a greater seq; 0 is the beginning
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) to_seq: Option<i64>,
     /// To the first event that was published at this time or later, e.g. 2026-01-31T00:00:00Z
     #[arg(long, value_name = "RFC3339", value_parser = rfc3339)]
     pub(crate) to_time: Option<time::OffsetDateTime>,
-    /// To the oldest event there is
+    /// To the oldest event of the log
     #[arg(long)]
     pub(crate) earliest: bool,
-    /// Behind the last event
+    /// After the newest event
     #[arg(long)]
     pub(crate) latest: bool,
-    /// Say what would happen, and change nothing
+    /// Print what would happen, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Make the inbox forget what comes again, so that handlers process it again
+    /// Remove the events that are delivered again from the inbox, so that handlers process them again
     #[arg(long)]
     pub(crate) forget_inbox: bool,
-    /// Do not ask; needed where there is no terminal and events would be left out
+    /// Do not ask for confirmation; required without a terminal if events would be skipped
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
@@ -136,7 +136,7 @@ fn rfc3339(text: &str) -> Result<time::OffsetDateTime, String> {
         .map_err(|_| "write a date, a time and a zone, like 2026-01-31T18:30:00Z".to_owned())
 }
 
-/// Let a consumer stand still; relays notice within two seconds
+/// Pause a consumer; its relays stop within two seconds
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight consumers pause billing")]
 pub(crate) struct PauseArgs {
@@ -144,7 +144,7 @@ pub(crate) struct PauseArgs {
     pub(crate) one: OneConsumer,
 }
 
-/// Let a paused consumer go on
+/// Resume a paused consumer
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight consumers resume billing")]
 pub(crate) struct ResumeArgs {
@@ -152,23 +152,24 @@ pub(crate) struct ResumeArgs {
     pub(crate) one: OneConsumer,
 }
 
-/// Forget a consumer with its offset and its parked events, so that retention no longer waits for it
+/// Remove a consumer with its offset and its parked events
 ///
-/// Refused while a relay works for it. On a terminal it asks first; elsewhere it wants --yes.
+/// Retention then no longer waits for this consumer. The command is refused while a relay works for the consumer. It
+/// asks for confirmation on a terminal; without a terminal it requires --yes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight consumers remove billing --yes")]
 pub(crate) struct RemoveArgs {
     #[command(flatten)]
     pub(crate) one: OneConsumer,
-    /// Do not ask; needed where there is no terminal
+    /// Do not ask for confirmation; required without a terminal
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
 
-/// Print how many events a consumer has before it, and nothing else
+/// Print only the number of events that a consumer has not settled yet
 ///
-/// Cheap enough for a producer that holds back a backfill while somebody is behind. Holes in the sequence count,
-/// so it is an upper bound.
+/// The query is cheap, so that a producer can poll it to slow down a backfill. The number is an upper bound: holes
+/// in the sequence count.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
         while [ \"$(airtight consumers lag billing)\" -gt 10000 ]; do sleep 5; done")]
@@ -177,22 +178,22 @@ pub(crate) struct LagArgs {
     pub(crate) one: OneConsumer,
 }
 
-/// List what a consumer has set aside: events that failed, and those held back behind one
+/// List a consumer's parked events: those that failed, and those held behind a failed one
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  airtight consumers parked billing\n  \
         airtight consumers parked billing --dead --error-code http_422 --json")]
 pub(crate) struct ParkedArgs {
     #[command(flatten)]
     pub(crate) one: OneConsumer,
-    /// Only those that a person must decide about: dead, or of unknown outcome
+    /// Only events that need a person's decision: dead, or with an unknown outcome
     #[arg(long, help_heading = "Filter")]
     pub(crate) dead: bool,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// Only after this seq
+    /// Only events after this seq
     #[arg(long, value_name = "SEQ", allow_negative_numbers = true)]
     pub(crate) after: Option<i64>,
-    /// At most so many
+    /// The maximum number of events
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) limit: u32,
 }

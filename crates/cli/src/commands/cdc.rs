@@ -1,4 +1,4 @@
-//! `airtight cdc`: readers of the WAL and their slots.
+//! `airtight cdc`: lists, recovers and removes readers of the WAL and their slots.
 
 use airtight::{admin::SlotStatus, postgres::PgOutbox};
 use serde_json::json;
@@ -18,7 +18,7 @@ pub(crate) async fn list(args: &CdcListArgs) -> Outcome {
         return output::json(&readers);
     }
     if readers.is_empty() {
-        return line("no reader of the WAL; start one with `airtight run --read cdc`");
+        return line("no readers of the WAL; start one with `airtight run --read cdc`");
     }
     print(&readers)
 }
@@ -49,20 +49,24 @@ fn state(reader: &SlotStatus) -> &'static str {
         (_, Some("lost")) => "slot lost",
         _ if reader.paused => "paused",
         _ if reader.active => "streaming",
-        _ => "nobody reads it",
+        _ => "not being read",
     }
 }
 
 pub(crate) async fn recover(args: &CdcRecoverArgs) -> Outcome {
     let store = open(&args.one.database).await?;
     let outbox = postgres(&store)?;
-    ask(outbox, &args.one, "drops its slot; the next start makes one and delivers what the table still has")
-        .await?;
+    ask(
+        outbox,
+        &args.one,
+        "drops its slot; the next `airtight run` creates a new one and delivers the rows that are still in the table",
+    )
+    .await?;
     outbox.recover_reader(&args.one.name).await?;
     if args.one.output.json {
         return output::json(&json!({"recovered": args.one.name}));
     }
-    line(format!("reader `{}` begins anew with the next `airtight run`", printable(&args.one.name)))
+    line(format!("reader `{}` starts from the table at the next `airtight run`", printable(&args.one.name)))
 }
 
 pub(crate) async fn remove(args: &CdcRemoveArgs) -> Outcome {
@@ -70,11 +74,10 @@ pub(crate) async fn remove(args: &CdcRemoveArgs) -> Outcome {
     let outbox = postgres(&store)?;
     let publication = outbox.readers().await?.into_iter().find(|reader| reader.name == args.one.name);
     if args.keep_slot {
-        ask(outbox, &args.one, "forgets its place and what it has parked, and leaves its slot to others")
-            .await?;
+        ask(outbox, &args.one, "deletes its position and its parked events, and keeps its slot").await?;
         outbox.forget_reader(&args.one.name).await?;
     } else {
-        ask(outbox, &args.one, "drops its slot, and forgets its place and what it has parked").await?;
+        ask(outbox, &args.one, "drops its slot, and deletes its position and its parked events").await?;
         outbox.remove_reader(&args.one.name).await?;
     }
     if args.one.output.json {
@@ -83,15 +86,17 @@ pub(crate) async fn remove(args: &CdcRemoveArgs) -> Outcome {
     let name = printable(&args.one.name);
     if args.keep_slot {
         return line(format!(
-            "reader `{name}` removed; its slot is left, and keeps WAL until somebody reads it. To drop it: {}",
+            "reader `{name}` removed; its slot still exists, and the server keeps WAL until another reader reads it. To \
+             drop the slot: {}",
             PgOutbox::drop_slot(&args.one.name)
         ));
     }
     line(format!("reader `{name}` removed, and its slot dropped"))?;
     match publication {
-        Some(reader) => {
-            line(format!("the publication is left: {}", PgOutbox::drop_publication(&reader.publication)))
-        }
+        Some(reader) => line(format!(
+            "its publication still exists. To drop it: {}",
+            PgOutbox::drop_publication(&reader.publication)
+        )),
         None => Ok(()),
     }
 }
@@ -101,7 +106,7 @@ async fn ask(outbox: &PgOutbox, one: &OneReader, what: &str) -> Outcome {
         return Ok(());
     }
     let readers = outbox.readers().await?;
-    // One that is not there is the store's to complain about: it knows those that are.
+    // The store reports an unknown reader: its error lists the known ones.
     let Some(reader) = readers.iter().find(|reader| reader.name == one.name) else { return Ok(()) };
     let parked = counted(reader.waiting + reader.dead + reader.unknown, "parked event");
     consent(false, &format!("reader `{}` with {parked}: this {what}", printable(&one.name)))
@@ -110,5 +115,5 @@ async fn ask(outbox: &PgOutbox, one: &OneReader, what: &str) -> Outcome {
 fn postgres(store: &Store) -> Outcome<&PgOutbox> {
     store
         .postgres()
-        .ok_or_else(|| Failure::usage("SQLite has no WAL that could be followed: cdc is for PostgreSQL"))
+        .ok_or_else(|| Failure::usage("airtight cannot follow SQLite's WAL: cdc is for PostgreSQL"))
 }

@@ -1,4 +1,4 @@
-//! `airtight consumers`: who follows a log, how far they have come, and moving them.
+//! `airtight consumers`: lists the consumers of a log with their offsets, and moves, pauses and removes them.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -23,10 +23,10 @@ pub(crate) async fn list(args: &ConsumersListArgs) -> Outcome {
     print_all(&consumers)
 }
 
-/// The table of consumers, or how to make one.
+/// Prints the table of consumers, or how to start one.
 pub(super) fn print_all(consumers: &[Consumer]) -> Outcome {
     if consumers.is_empty() {
-        return line("no consumers; one is made by `airtight run --read log --consumer NAME`");
+        return line("no consumers; start one with `airtight run --read log --consumer NAME`");
     }
     let mut table = Table::new(&[
         "consumer",
@@ -90,15 +90,15 @@ pub(crate) async fn show(args: &ConsumerShowArgs) -> Outcome {
     }
     if one.behind_retention {
         line(format!(
-            "{:<12}behind retention: events that it has not seen were removed. Rebuild what it feeds, then \
-             `airtight consumers seek {} --earliest`",
+            "{:<12}behind retention: events that this consumer has not seen were removed. Rebuild the data that it feeds, \
+             then run `airtight consumers seek {} --earliest`",
             "note",
             printable(&one.name)
         ))?;
     }
     for open in &one.waits_for {
         line(format!(
-            "{:<12}{}, which has published and is still open",
+            "{:<12}{}, which has published events and is still open",
             "waits for",
             printable(&open.to_string())
         ))?;
@@ -126,7 +126,7 @@ pub(crate) async fn show(args: &ConsumerShowArgs) -> Outcome {
     table.print()
 }
 
-/// The consumer of that name, or an error that names those there are.
+/// The consumer with this name, or an error that lists the known names.
 async fn find(log: &dyn LogAdmin, name: &str) -> Outcome<Consumer> {
     let mut all = log.consumers().await?;
     match all.iter().position(|one| one.name == name) {
@@ -143,7 +143,7 @@ pub(crate) async fn seek(args: &SeekArgs) -> Outcome {
     let to = match (args.to_seq, args.to_time) {
         (Some(seq), _) => SeekTo::Seq(seq),
         (None, Some(time)) => SeekTo::Time(time),
-        // The parser has seen to it that there is exactly one.
+        // The parser ensures that exactly one is given.
         (None, None) if args.latest => SeekTo::Latest,
         (None, None) => SeekTo::Earliest,
     };
@@ -152,7 +152,7 @@ pub(crate) async fn seek(args: &SeekArgs) -> Outcome {
     let mut options = SeekOptions { dry_run: true, forget_inbox: args.forget_inbox };
     if !args.dry_run && !args.yes {
         let would = log.seek(&one.name, to, options).await?;
-        // Delivering again loses nothing, so a script may do that unasked; leaving events out is for good.
+        // Delivering again loses nothing, so a script needs no consent for it. Skipping events cannot be undone.
         if is_interactive() || would.skipped > 0 {
             consent(false, &sentence(&would, args))?;
         }
@@ -189,27 +189,27 @@ fn sentence(seek: &Seek, args: &SeekArgs) -> String {
     text
 }
 
-/// Before what cannot be taken back: asks where somebody is there to be asked, and wants `--yes` elsewhere.
+/// Consent to what cannot be undone: asks on a terminal, and requires `--yes` without one.
 pub(super) fn consent(yes: bool, what: &str) -> Outcome {
     match (yes, is_interactive()) {
         (true, _) => Ok(()),
         (false, true) => confirm(what),
         (false, false) => Err(Failure::usage(format!(
-            "{what}; without a terminal nobody can be asked, so nothing was changed: say --yes"
+            "{what}; without a terminal this needs confirmation, so nothing was changed: pass --yes"
         ))),
     }
 }
 
-/// Whether somebody is there to be asked.
+/// Whether a person can be asked.
 fn is_interactive() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks on standard error; anything but yes changes nothing.
+/// Asks on standard error. Any answer but yes is a failure, and nothing changes.
 fn confirm(what: &str) -> Outcome {
-    let unread = |error| Failure::failed(format!("cannot ask for confirmation: {error}; say --yes"));
+    let unread = |error| Failure::failed(format!("cannot ask for confirmation: {error}; pass --yes"));
     let mut err = io::stderr().lock();
-    write!(err, "{what}\nGo on? [y/N] ").and_then(|()| err.flush()).map_err(unread)?;
+    write!(err, "{what}\nContinue? [y/N] ").and_then(|()| err.flush()).map_err(unread)?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer).map_err(unread)?;
     match answer.trim().to_ascii_lowercase().as_str() {
@@ -223,7 +223,7 @@ pub(crate) async fn pause(args: &OneConsumer, paused: bool) -> Outcome {
     if args.output.json {
         return output::json(&json!({"consumer": args.name, "paused": paused}));
     }
-    let what = if paused { "is paused" } else { "goes on" };
+    let what = if paused { "is paused" } else { "is resumed" };
     line(format!("consumer `{}` {what}", printable(&args.name)))
 }
 
@@ -266,10 +266,10 @@ pub(crate) async fn parked(args: &ParkedArgs) -> Outcome {
         ..parked_filter(Some(&args.one.name), &args.filter)
     };
     let rows = open_log(&args.one.database).await?.log_admin().parked(&wanted).await?;
-    print_parked(&rows, args.one.output.json, "nothing is parked")
+    print_parked(&rows, args.one.output.json, "no parked events")
 }
 
-/// The filter of a command's arguments, for parked events.
+/// The filter for parked events, from a command's arguments.
 pub(super) fn parked_filter(consumer: Option<&String>, args: &FilterArgs) -> ParkedFilter {
     ParkedFilter {
         consumer: consumer.cloned(),

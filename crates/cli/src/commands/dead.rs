@@ -1,4 +1,5 @@
-//! `airtight dead`: events that were given up on, until a person decides. Of a log, what its consumers have parked.
+//! `airtight dead`: events that were given up on, which stay until a person decides. On a log, these are parked events
+//! of its consumers.
 
 use airtight::{
     log::{LogAdmin, Parked, ParkedFilter},
@@ -18,17 +19,19 @@ use crate::{
     wiring::Store,
 };
 
-/// Rows in one look.
+/// Rows per query.
 const PAGE: usize = 1_000;
 
-/// Where dead letters are parked: of a log, and of an outbox that is followed through the WAL. A queue has no
-/// consumers to ask for.
+/// The log that dead letters are parked in: for a log, and for an outbox that is read through the WAL. A queue has no
+/// consumers.
 async fn log_of<'a>(store: &'a Store, of: &ConsumerArg) -> Outcome<Option<&'a dyn LogAdmin>> {
     if store.is_log() || !store.readers().await?.is_empty() {
         return Ok(Some(store.log_admin()));
     }
     match &of.consumer {
-        Some(_) => Err(Failure::usage("--consumer is for a log, and this outbox is a queue: leave it out")),
+        Some(_) => {
+            Err(Failure::usage("--consumer is for a log, and this outbox is a queue: remove --consumer"))
+        }
         None => Ok(None),
     }
 }
@@ -40,7 +43,9 @@ pub(crate) async fn list(args: &DeadListArgs) -> Outcome {
         log_of(&store, &args.of).await?.filter(|_| store.is_log() || args.of.consumer.is_some())
     {
         if args.page.newest {
-            return Err(Failure::usage("--newest is for a queue; a log lists by seq: page with --after SEQ"));
+            return Err(Failure::usage(
+                "--newest is for a queue; a log is listed by seq: remove --newest, and page with --after SEQ",
+            ));
         }
         let wanted = ParkedFilter {
             dead_only: true,
@@ -69,7 +74,7 @@ pub(crate) async fn show(args: &DeadShowArgs) -> Outcome {
         several => {
             let names: Vec<&str> = several.iter().map(|parked| parked.consumer.as_str()).collect();
             return Err(Failure::failed(format!(
-                "event `{id}` is parked for {}: say which with --consumer NAME",
+                "event `{id}` is parked for {}: choose one with --consumer NAME",
                 names.join(", ")
             )));
         }
@@ -80,11 +85,11 @@ pub(crate) async fn show(args: &DeadShowArgs) -> Outcome {
     }
 }
 
-/// Parked events with this seq or this id, of one consumer or of all.
+/// Parked events with this seq or id, of one consumer or of all.
 async fn find(store: &Store, id: &str, consumer: Option<&str>) -> Outcome<Vec<Parked>> {
     let log = store.log_admin();
     let of = consumer.map(str::to_owned);
-    // Where rows have a status, a number is theirs, and not the one that a reader of the WAL has given them.
+    // If rows have a status, a number is the row's seq, and not the one that a reader of the WAL has given it.
     let id = match store.is_log() {
         true => id.to_owned(),
         false => store.admin().show(id).await?.map_or_else(|| id.to_owned(), |detail| detail.row.id),
@@ -110,7 +115,7 @@ async fn find(store: &Store, id: &str, consumer: Option<&str>) -> Outcome<Vec<Pa
     };
     let mut found = Vec::new();
     for consumer in consumers {
-        // Of one consumer at a time, for whom a seq is unique: a page never ends in the middle of one.
+        // One consumer at a time: a seq is unique for a consumer, so that a page never ends in the middle of a seq.
         let mut wanted = ParkedFilter { consumer: Some(consumer), limit: PAGE, ..ParkedFilter::default() };
         loop {
             let rows = log.parked(&wanted).await?;
@@ -142,7 +147,7 @@ pub(crate) async fn retry(args: &BulkRetryArgs) -> Outcome {
 
 pub(crate) async fn discard(args: &BulkDiscardArgs) -> Outcome {
     if args.all {
-        consent(args.yes, "this deletes every dead letter that the filter matches, for good")?;
+        consent(args.yes, "this permanently deletes every dead letter that matches the filter")?;
     }
     let store = open(&args.database).await?;
     if !args.all {

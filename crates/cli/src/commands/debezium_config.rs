@@ -1,4 +1,4 @@
-//! `airtight debezium-config`: the way back to Debezium.
+//! `airtight debezium-config`: prints a connector file, for a change back to Debezium.
 
 use airtight::table::TableSpec;
 
@@ -13,13 +13,13 @@ use crate::{
 
 pub(crate) async fn run(args: &DebeziumConfigArgs) -> Outcome {
     let Some(path) = &args.database.config else {
-        return Err(Failure::usage("give the config with -c FILE"));
+        return Err(Failure::usage("no config given; pass -c FILE"));
     };
     let config = Config::load(path)?;
     let pipeline = find(&config.pipelines, args.pipeline.as_deref())?;
     let Reading::Cdc(cdc) = &pipeline.read else {
         return Err(Failure::failed(format!(
-            "pipeline `{}` does not read the WAL, as Debezium does: `read = \"cdc\"`",
+            "pipeline `{}` does not read the WAL, as Debezium does: set `read = \"cdc\"`",
             pipeline.name
         )));
     };
@@ -43,6 +43,6 @@ fn find<'a>(pipelines: &'a [Pipeline], name: Option<&str>) -> Outcome<&'a Pipeli
     };
     found.ok_or_else(|| {
         let names: Vec<&str> = pipelines.iter().map(|pipeline| pipeline.name.as_str()).collect();
-        Failure::usage(format!("say which pipeline; the config has: {}", names.join(", ")))
+        Failure::usage(format!("name one pipeline; the config has: {}", names.join(", ")))
     })
 }

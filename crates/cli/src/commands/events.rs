@@ -1,4 +1,4 @@
-//! `airtight events`: what is in the outbox, one by one.
+//! `airtight events`: lists, shows, retries and discards single events of the outbox.
 
 use airtight::{
     Event, Payload,
@@ -76,7 +76,7 @@ pub(super) async fn show_one(store: &Store, id: &str, json: bool) -> Outcome {
     }
 }
 
-/// An event in full; with the consumer that has parked it.
+/// Prints an event in full, with the consumer that has parked it.
 pub(super) fn show_detail(detail: Detail, consumer: Option<&str>, json: bool) -> Outcome {
     let Detail { row, event } = detail;
     if json {
@@ -104,7 +104,7 @@ pub(super) fn show_detail(detail: Detail, consumer: Option<&str>, json: bool) ->
     }
     match event {
         Ok(event) => show_event(&event),
-        Err(message) => line(format!("{:<12}this row cannot be an event: {}", "note", printable(&message))),
+        Err(message) => line(format!("{:<12}this row is not a valid event: {}", "note", printable(&message))),
     }
 }
 
@@ -137,7 +137,7 @@ fn show_json(row: &EventRow, consumer: Option<&str>, event: Result<&Event, &Stri
         problem: Option<&'a str>,
     }
     let (event, problem) = match event {
-        // As the sink would get it, byte for byte.
+        // Byte for byte as the sink would receive it.
         Ok(event) => {
             let text = String::from_utf8_lossy(&envelope::to_vec(event)).into_owned();
             (RawValue::from_string(text).ok(), None)
@@ -155,14 +155,14 @@ pub(crate) async fn discard(args: &IdsArgs) -> Outcome {
     act(&open(&args.database).await?, &args.ids, Act::Discard, args.output.json).await
 }
 
-/// What to do with single events.
+/// The action on single events.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Act {
     Retry,
     Discard,
 }
 
-/// Does it for each id and says what became of it; fails if any refused.
+/// Acts on each id and prints the result; fails if any event was refused or not found.
 pub(super) async fn act(store: &Store, ids: &[String], act: Act, json: bool) -> Outcome {
     let mut acting = Acting::new(act, json);
     for id in ids {
@@ -175,7 +175,7 @@ pub(super) async fn act(store: &Store, ids: &[String], act: Act, json: bool) -> 
     acting.finish()
 }
 
-/// What became of each, told as it happens or, as JSON, at the end.
+/// The result for each event, printed as it happens or, as JSON, at the end.
 pub(super) struct Acting<'a> {
     act: Act,
     json: bool,
@@ -209,13 +209,13 @@ impl<'a> Acting<'a> {
             (Acted::Yes, Act::Discard) => line(format!("{id}: discarded"))?,
             (Acted::NotFound, _) => complain(format_args!("error: {id}: there is no such event")),
             (Acted::Refused(state), _) => {
-                complain(format_args!("error: {id}: refused, it is {}", state.as_str()));
+                complain(format_args!("error: {id}: refused, the event is {}", state.as_str()));
             }
         }
         Ok(())
     }
 
-    /// Fails if any refused.
+    /// Fails if any event was refused or not found.
     pub(super) fn finish(self) -> Outcome {
         if self.json {
             output::json(&self.results)?;

@@ -1,4 +1,4 @@
-//! `airtight migrate`.
+//! `airtight migrate`: creates or upgrades the tables, or prints SQL.
 
 use airtight::{postgres::Grantee, table::Shape};
 use serde_json::json;
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: &MigrateArgs) -> Outcome {
     let mut steps = store.admin().migrate().await?;
     match store.make_partitions().await? {
         0 => {}
-        made => steps.push(format!("made {} ahead", counted(made, "partition"))),
+        made => steps.push(format!("created {} in advance", counted(made, "table partition"))),
     }
     if args.output.json {
         return output::json(&json!({"database": target.url.to_string(), "steps": steps}));

@@ -1,5 +1,5 @@
-//! One file a command. Each opens the store, asks it through [`airtight::admin::Admin`] (a log's
-//! consumers through [`airtight::log::LogAdmin`]), and prints.
+//! One file per command. Each command opens the store, uses it through [`airtight::admin::Admin`] (a log's
+//! consumers through [`airtight::log::LogAdmin`]), and prints the result.
 
 pub(crate) mod cdc;
 pub(crate) mod check;
@@ -26,12 +26,12 @@ use crate::{
     wiring::{Store, Target},
 };
 
-/// Opens the store that a command's arguments name; its tables should exist.
+/// Opens the store that a command's arguments name. Its tables must exist.
 async fn open(args: &DatabaseArgs) -> Outcome<Store> {
     Ok(Target::from_args(args)?.open().await?)
 }
 
-/// The same for what only a log can answer.
+/// The same for commands that need a log.
 async fn open_log(args: &DatabaseArgs) -> Outcome<Store> {
     let mut target = Target::from_args(args)?;
     target.expect_log();

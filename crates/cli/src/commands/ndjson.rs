@@ -1,4 +1,4 @@
-//! Events as lines of JSON: read, checked and cut into batches, with the number of every line at hand.
+//! Reads events as lines of JSON, checks them and groups them into batches that know their line numbers.
 
 use std::{
     borrow::Cow,
@@ -22,7 +22,7 @@ const BATCH_BYTES: usize = 8 << 20;
 /// The longest line: the largest payload in base64, and room for the rest.
 const MAX_LINE: usize = MAX_PAYLOAD_BYTES / 3 * 4 + (1 << 20);
 
-/// What reading brought.
+/// A part of the input.
 #[derive(Debug)]
 pub(super) enum Chunk {
     /// Events of these lines, first and last.
@@ -31,8 +31,8 @@ pub(super) enum Chunk {
     Bad { line: u64, message: String },
 }
 
-/// Reads to the end, or to the first bad line, handing out chunks until `send` says no. What stands before a
-/// bad line is handed out first, so that the reader can fix that line and go on from there.
+/// Reads to the end, or to the first bad line, and passes chunks to `send` until `send` returns false. The lines before
+/// a bad line are passed first, so that the user can fix that line and continue from there.
 pub(super) fn read(mut input: impl BufRead, mut send: impl FnMut(Chunk) -> bool) {
     let (mut events, mut first, mut bytes, mut line) = (Vec::new(), 1, 0, 0u64);
     let mut text = Vec::new();
@@ -79,7 +79,7 @@ fn next_line(input: &mut impl BufRead, text: &mut Vec<u8>) -> io::Result<bool> {
     Ok(read > 0)
 }
 
-/// One line. Takes the names of the envelope as well, so that what `tail --json` prints can be published.
+/// One line. Accepts the envelope's names as well, so that the output of `tail --json` can be published.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Line<'a> {
@@ -105,7 +105,7 @@ struct Line<'a> {
     schema_version: Option<i32>,
     #[serde(alias = "max_attempts")]
     max_attempts: Option<i32>,
-    /// The place in another outbox; this one gives its own.
+    /// The seq in another outbox; this outbox assigns its own.
     #[serde(rename = "seq")]
     _seq: Option<IgnoredAny>,
     trace_id: Option<String>,
@@ -134,7 +134,9 @@ fn parse(text: &[u8]) -> Result<NewEvent, String> {
     // The envelope of an event with bytes has a null for its JSON.
     let json = line.payload.filter(|json| line.payload_base64.is_none() || json.get() != "null");
     event.payload = match (json, line.payload_base64) {
-        (Some(_), Some(_)) => return Err("`payload` and `payloadBase64`: give one of them".into()),
+        (Some(_), Some(_)) => {
+            return Err("`payload` and `payloadBase64` are both given: give one of them".into());
+        }
         (Some(json), None) => Payload::Json(json.get().to_owned().into()),
         (None, Some(text)) => {
             let bytes = BASE64_STANDARD
@@ -168,7 +170,7 @@ fn parse(text: &[u8]) -> Result<NewEvent, String> {
     Ok(event)
 }
 
-/// serde's message, with a suggestion in place of the whole list, and without its own "line 1".
+/// serde's message, with a suggestion instead of the whole list, and without its "line 1".
 fn json_error(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or_default();

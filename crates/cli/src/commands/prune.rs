@@ -1,4 +1,4 @@
-//! `airtight prune`.
+//! `airtight prune`: deletes old events of a queue or of a log.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::json;
 use super::counter;
 use crate::{
     args::PruneArgs,
-    config::{Config, Retention, Said, units},
+    config::{Config, Retention, SetBy, units},
     errors::{Failure, Outcome, complain},
     output::{self, counted, line, printable},
     wiring::{Store, Target},
@@ -26,10 +26,10 @@ pub(crate) async fn run(args: &PruneArgs) -> Outcome {
     let keep = args.keep.as_deref().map(|text| duration("--keep", text)).transpose()?;
     let mut retention = config.map(|config| config.retention).unwrap_or_default();
     if older_than.is_some() {
-        (retention.done, retention.done_said) = (older_than, Said::Explicitly("--older-than"));
+        (retention.done, retention.done_set_by) = (older_than, SetBy::Explicitly("--older-than"));
     }
     if keep.is_some() {
-        (retention.log, retention.log_said) = (keep, Said::Explicitly("--keep"));
+        (retention.log, retention.log_set_by) = (keep, SetBy::Explicitly("--keep"));
     }
     retention.done_by_creation |= args.by_creation;
     let store = target.open().await?;
@@ -38,7 +38,7 @@ pub(crate) async fn run(args: &PruneArgs) -> Outcome {
     }
     if args.keep.is_some() || args.ignore_consumers {
         return Err(Failure::usage(
-            "--keep and --ignore-consumers are for a log, and this outbox is a queue: say --older-than",
+            "--keep and --ignore-consumers are for a log, and this outbox is a queue: use --older-than",
         ));
     }
     of_queue(args, &target, &store, &retention).await
@@ -48,22 +48,22 @@ fn duration(flag: &str, text: &str) -> Outcome<Duration> {
     units::duration(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))
 }
 
-/// Nobody has said that anything goes.
-fn nothing_goes(target: &Target, said: Said, key: &str, flag: &str) -> Failure {
-    Failure::usage(match (&target.database.spec, said) {
-        (Some(spec), Said::Default) => format!(
-            "{} is a table of your own, from which nothing is removed until you say so: set `{key}` in [retention], or \
-             say {flag} DURATION",
+/// The failure if no retention is configured: nothing may be removed.
+fn nothing_to_remove(target: &Target, set_by: SetBy, key: &str, flag: &str) -> Failure {
+    Failure::usage(match (&target.database.spec, set_by) {
+        (Some(spec), SetBy::Default) => format!(
+            "{} is an application's table, and airtight removes nothing from it by default: set `{key}` in [retention], \
+             or pass {flag} DURATION",
             spec.display_name()
         ),
-        _ => format!("the config keeps it for ever; say how long with {flag} DURATION"),
+        _ => format!("the config keeps events forever; pass {flag} DURATION"),
     })
 }
 
 async fn of_queue(args: &PruneArgs, target: &Target, store: &Store, retention: &Retention) -> Outcome {
-    let said = retention.done_said;
+    let set_by = retention.done_set_by;
     let Some(what) = retention.of_queue() else {
-        return Err(nothing_goes(target, said, "done", "--older-than"));
+        return Err(nothing_to_remove(target, set_by, "done", "--older-than"));
     };
     let what = Prune { dry_run: args.dry_run, ..what };
     let bar = counter("events removed");
@@ -81,7 +81,7 @@ async fn of_queue(args: &PruneArgs, target: &Target, store: &Store, retention: &
         None => false,
     };
     line(format!(
-        "{} {} {} more than {older_than} ago, by {column} ({said})",
+        "{} {} {} more than {older_than} ago, by {column} ({set_by})",
         if args.dry_run { "would remove" } else { "removed" },
         counted(events, "event"),
         if by_creation { "written" } else { "delivered" },
@@ -102,11 +102,11 @@ struct Report {
 async fn of_log(args: &PruneArgs, target: &Target, store: &Store, configured: &Retention) -> Outcome {
     if args.older_than.is_some() {
         return Err(Failure::usage(
-            "--older-than is for a queue, and this outbox is a log, which knows no delivered events: say --keep",
+            "--older-than is for a queue, and this outbox is a log, which has no delivered events: use --keep",
         ));
     }
     let Some(keep) = configured.log else {
-        return Err(nothing_goes(target, configured.log_said, "log", "--keep"));
+        return Err(nothing_to_remove(target, configured.log_set_by, "log", "--keep"));
     };
     let wait_for_consumers = configured.log_waits_for_consumers && !args.ignore_consumers;
     let admin = store.log_admin();
@@ -137,7 +137,8 @@ async fn of_log(args: &PruneArgs, target: &Target, store: &Store, configured: &R
             .collect();
         if !behind.is_empty() {
             complain(format_args!(
-                "note: behind retention now: {}; rebuild what they feed, then `airtight consumers seek NAME --earliest`",
+                "note: these consumers are now behind retention: {}; rebuild the data that they feed, then run `airtight \
+                 consumers seek NAME --earliest`",
                 printable(&behind.join(", "))
             ));
         }
@@ -164,19 +165,23 @@ fn tell(
         counted(log.events, "event"),
         if wanted.wait_for_consumers { "" } else { ", whether consumers have seen them or not" },
         counted(log.partitions, "partition"),
-        if log.floor > 0 { format!("; all up to seq {} are gone", log.floor) } else { String::new() },
+        if log.floor > 0 {
+            format!("; all events up to seq {} are removed", log.floor)
+        } else {
+            String::new()
+        },
     ))?;
     if let Some(column) = by {
         line(format!(
-            "an event stays for {}, by {} ({})",
+            "events are kept for {}, by {} ({})",
             units::shown(wanted.keep),
             printable(column),
-            configured.log_said
+            configured.log_set_by
         ))?;
     }
     match &log.held_by {
         Some(consumer) => line(format!(
-            "older events stay, since consumer `{0}` has not seen them; one that is no longer needed: \
+            "older events stay, because consumer `{0}` has not seen them; if it is no longer needed, remove it with \
              `airtight consumers remove {0}`",
             printable(consumer)
         )),

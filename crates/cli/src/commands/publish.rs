@@ -38,12 +38,12 @@ async fn publish_one(args: &PublishArgs, event: &NewEvent) -> Outcome {
     let store = open(&args.database).await?;
     let published = store.admin().publish(std::slice::from_ref(event)).await?;
     let Some(published) = published.first() else {
-        return Err(Failure::failed("the store did not say what it published"));
+        return Err(Failure::failed("the store returned no result for the published event"));
     };
     if args.output.json {
         return output::json(published);
     }
-    let note = if published.is_new { "" } else { " was there already; nothing was stored" };
+    let note = if published.is_new { "" } else { " already exists; nothing was stored" };
     output::line(format!("{} seq {}{note}", published.id, published.seq))
 }
 
@@ -114,7 +114,7 @@ async fn publish_many(args: &PublishArgs) -> Outcome {
     }
     let repeated = match duplicates {
         0 => String::new(),
-        _ => format!(" ({} there already)", counted(duplicates, "event")),
+        _ => format!(" ({} already existed)", counted(duplicates, "event")),
     };
     output::line(format!(
         "published {}{repeated} in {seconds:.1} s, {speed:.0} a second",

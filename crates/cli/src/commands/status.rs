@@ -1,4 +1,4 @@
-//! `airtight status`.
+//! `airtight status`: shows the counts of events, the consumers, the readers and the relays.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +46,9 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     print_relays(&status, store.is_log())?;
     for one in pipelines.iter().filter(|one| !one.running) {
         let name = printable(&one.name);
-        line(format!("pipeline `{name}` is in the config, and nobody runs it: its process's log says why"))?;
+        line(format!(
+            "pipeline `{name}` is in the config, but no relay runs it: the log of its process says why"
+        ))?;
     }
     print_away(&status)?;
     if status.blocked_keys > 0 {
@@ -57,7 +59,7 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     let unexplained: u64 = status.streams.iter().map(|stream| stream.unexplained).sum();
     if unexplained > 0 {
         line(format!(
-            "{} a status that no role explains, and left alone; `airtight check` says which",
+            "{} a status that no role explains, and airtight ignores such rows; `airtight check` says which",
             match unexplained {
                 1 => "1 row has".to_owned(),
                 rows => format!("{} rows have", output::count(rows)),
@@ -66,12 +68,12 @@ pub(crate) async fn run(args: &StatusArgs) -> Outcome {
     }
     let of_streams: u64 = status.streams.iter().map(|stream| stream.dead + stream.unknown).sum();
     let of_consumers: u64 = status.consumers.iter().map(|one| one.dead + one.unknown).sum();
-    // Rows of a table with a status say so themselves.
+    // Rows of a table with a status are counted by their status.
     let of_slots: u64 =
         if store.is_log() { status.slots.iter().map(|one| one.dead + one.unknown).sum() } else { 0 };
     let dead = of_streams + of_consumers + of_slots;
     if dead > 0 {
-        line(format!("{} to decide on; see `airtight dead list`", counted(dead, "dead letter")))?;
+        line(format!("{} to decide about; see `airtight dead list`", counted(dead, "dead letter")))?;
     }
     Ok(())
 }
@@ -91,7 +93,7 @@ struct PipelineStatus {
     running: bool,
 }
 
-/// Whether a relay is there that does what the pipeline does. A queue's relays have no names: what they read tells.
+/// Whether a relay runs the pipeline. A queue's relays have no names: they are recognised by what they read.
 fn is_running(pipeline: &Pipeline, status: &Status, database: &str) -> bool {
     match &pipeline.read {
         Reading::Queue(queue) => {
@@ -135,13 +137,13 @@ fn print_streams(status: &Status) -> Outcome {
     table.print()
 }
 
-/// What is away, in the words of the error that is stored with the events that wait for it.
+/// Prints what is unavailable, with the error message that is stored with the waiting events.
 fn print_away(status: &Status) -> Outcome {
     for away in &status.away {
         line("")?;
         let consumer = away.consumer.as_ref().map(|name| format!(" of consumer {name}")).unwrap_or_default();
         let (events, wait) = (counted(away.events, "event"), if away.events == 1 { "waits" } else { "wait" });
-        line(format!("{events}{consumer} {wait}, at no cost: {}", away.message))?;
+        line(format!("{events}{consumer} {wait}; no attempt is spent: {}", away.message))?;
     }
     Ok(())
 }

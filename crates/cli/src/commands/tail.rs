@@ -1,7 +1,7 @@
-//! `airtight tail`: follow the outbox without touching it.
+//! `airtight tail`: follows the outbox and changes nothing.
 //!
-//! A seq is drawn before its transaction commits, so 6 can be visible while 5 is still on its way. Seqs that
-//! were skipped over are remembered for a while and looked for again; what shows up late is printed late.
+//! A seq is assigned before its transaction commits, so 6 can be visible while 5 is not committed yet. Missing seqs are
+//! remembered for a while and looked for again; an event that becomes visible late is printed late.
 
 use std::{
     collections::BTreeMap,
@@ -21,24 +21,24 @@ use crate::{
     wiring::Target,
 };
 
-/// Rows in one look.
+/// Rows per query.
 const PAGE: usize = 1_000;
-/// How long a skipped seq may still show up.
+/// How long a missing seq is looked for.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The most skipped seqs to remember.
+/// The maximum number of missing seqs to remember.
 const MAX_HOLES: usize = 10_000;
 
 pub(crate) async fn run(args: &TailArgs) -> Outcome {
     let target = Target::from_args(&args.database)?;
     if target.database.spec.as_ref().is_some_and(|spec| spec.seq.is_none()) {
         return Err(Failure::usage(
-            "tail follows the ascending column, and the config's [table] maps none; map one as `seq`",
+            "`airtight tail` needs an ascending column, and the config's [table] maps none; map one as `seq`",
         ));
     }
     let store = target.open().await?;
     let admin = store.admin();
     let shutdown = signals::shutdown(|| {});
-    let mut seen = Seen::default();
+    let mut seen = SeenSeqs::default();
     if !args.from_start {
         let newest = Filter { newest_first: true, limit: PAGE, ..Filter::default() };
         let mut rows = admin.list(&newest).await?;
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: &TailArgs) -> Outcome {
         for row in &rows {
             seen.is_new(row.seq);
         }
-        // An empty outbox has no end to start at: everything in it will be new.
+        // An empty outbox has no last seq to start from: every event will be new.
         seen.cursor = Some(seen.cursor.unwrap_or(i64::MIN));
     }
     loop {
@@ -61,7 +61,7 @@ pub(crate) async fn run(args: &TailArgs) -> Outcome {
     }
 }
 
-async fn look(admin: &dyn Admin, args: &TailArgs, seen: &mut Seen) -> Outcome {
+async fn look(admin: &dyn Admin, args: &TailArgs, seen: &mut SeenSeqs) -> Outcome {
     seen.forget_old();
     let mut after = seen.look_after();
     loop {
@@ -79,7 +79,7 @@ async fn look(admin: &dyn Admin, args: &TailArgs, seen: &mut Seen) -> Outcome {
     }
 }
 
-/// Here rather than in the query: a seq that the filter hides must not look like one that is missing.
+/// Filters here and not in the query: a seq that the filter hides must not look like a missing one.
 fn matches(row: &EventRow, filter: &FilterArgs) -> bool {
     let same = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|wanted| wanted == found);
     same(&filter.stream, &row.stream)
@@ -101,7 +101,7 @@ async fn print(admin: &dyn Admin, row: &EventRow, json: bool) -> Outcome {
             row.state
         )));
     }
-    // A list has no payloads. An event that was pruned or discarded since is no longer anybody's.
+    // A list has no payloads. An event that was pruned or discarded in the meantime is not printed.
     let Some(detail) = admin.show(&row.seq.to_string()).await? else { return Ok(()) };
     match detail.event {
         Ok(event) => {
@@ -110,21 +110,21 @@ async fn print(admin: &dyn Admin, row: &EventRow, json: bool) -> Outcome {
             output::raw(&line)
         }
         Err(problem) => {
-            tracing::warn!(eventId = row.id, seq = row.seq, problem, "row cannot be an event");
+            tracing::warn!(eventId = row.id, seq = row.seq, problem, "the row is not a valid event");
             Ok(())
         }
     }
 }
 
-/// Which seqs were seen, as far as that matters.
+/// The newest seq that was seen, and the recent seqs before it that are missing.
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenSeqs {
     cursor: Option<i64>,
     holes: BTreeMap<i64, Instant>,
 }
 
-impl Seen {
-    /// Notes a seq; whether it was not seen before.
+impl SeenSeqs {
+    /// Records a seq. Returns whether it was not seen before.
     fn is_new(&mut self, seq: i64) -> bool {
         let Some(cursor) = self.cursor else {
             self.cursor = Some(seq);
@@ -136,7 +136,7 @@ impl Seen {
         if cursor != i64::MIN {
             let now = Instant::now();
             let room = MAX_HOLES.saturating_sub(self.holes.len());
-            // The newest of a long gap: older ones have had their time.
+            // Only the newest seqs of a long gap: older ones are the least likely to appear.
             self.holes.extend((cursor + 1..seq).rev().take(room).map(|hole| (hole, now)));
         }
         self.cursor = Some(seq);
@@ -147,7 +147,7 @@ impl Seen {
         self.holes.retain(|_, since| since.elapsed() < PATIENCE);
     }
 
-    /// Where the next look begins: before the first hole, else at the end.
+    /// Where the next query begins: before the first hole, else at the newest seq.
     fn look_after(&self) -> Option<i64> {
         match self.holes.keys().next() {
             Some(hole) => Some(hole - 1),
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_late_commit_is_seen_once() {
-        let mut seen = Seen::default();
+        let mut seen = SeenSeqs::default();
         let new: Vec<i64> = [1, 2, 6, 4, 4, 6, 7, 3].into_iter().filter(|seq| seen.is_new(*seq)).collect();
         assert_eq!(new, [1, 2, 6, 4, 7, 3]);
         assert_eq!(seen.look_after(), Some(4), "5 may still come");
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn an_empty_outbox_has_no_holes_before_its_first_event() {
-        let mut seen = Seen { cursor: Some(i64::MIN), ..Seen::default() };
+        let mut seen = SeenSeqs { cursor: Some(i64::MIN), ..SeenSeqs::default() };
         assert!(seen.is_new(900));
         assert!(seen.holes.is_empty());
     }

@@ -1,5 +1,5 @@
-//! The defaults that the documents and the example state are those of the code. A key that is set to its default must
-//! make the same config as one that is left out.
+//! Tests that the documented defaults are those of the code: a key that is set to its default must make the same config
+//! as a key that is left out.
 
 use super::{Config, urls::SinkTarget};
 use crate::wiring;
@@ -72,7 +72,7 @@ fn effect(text: &str) -> String {
         database.listen,
         database.prepared_statements,
     );
-    // Who said it is no part of what it is.
+    // Where it was set is not part of the value.
     let kept = &config.retention;
     let kept = (kept.done, kept.log, kept.inbox, kept.log_waits_for_consumers);
     format!("{database:?} {pipelines:#?} {sinks:?} {kept:?} {:?}", config.on_end)

@@ -1,15 +1,15 @@
 //! `${NAME}` and `${NAME:-default}` in string values.
 //!
-//! A dollar sign that opens no brace stands for itself, since passwords hold them; `$${` writes `${`.
+//! A dollar sign without a brace is not special, because passwords contain dollar signs; `$${` writes `${`.
 
-/// Why a text cannot be expanded.
+/// Why a string cannot be expanded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum EnvError {
     /// The variable is not set, and there is no default.
     Missing(String),
     /// `${` without `}`.
     Unclosed,
-    /// What stands between the braces is no name.
+    /// The text between the braces is not a name.
     BadName(String),
 }
 
@@ -25,7 +25,7 @@ impl EnvError {
     }
 }
 
-/// Replaces variables by what `lookup` knows. What it puts in is not expanded again.
+/// Replaces variables by the values of `lookup`. The values are not expanded again.
 pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, EnvError> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,7 +1,7 @@
-//! A TOML file with its lines: walked by hand, so that every complaint names the file, the line and the key.
+//! Reads a TOML file without serde, so that every error names the file, the line and the key.
 //!
-//! serde would refuse an unknown key too, but neither suggest the near one nor expand `${ENV}` with the line
-//! at hand.
+//! serde would refuse an unknown key, too, but it would not suggest a similar key, and it would not know the line of a
+//! `${ENV}` that cannot be expanded.
 
 use std::{fmt, time::Duration};
 
@@ -28,10 +28,10 @@ impl fmt::Display for ConfigError {
 
 pub(crate) type Result<T> = std::result::Result<T, ConfigError>;
 
-/// Where variables come from.
+/// Returns the value of an environment variable.
 pub(crate) type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// The text, and what its values are read with.
+/// The text of a config, its name and its environment.
 pub(crate) struct Document<'a> {
     pub(crate) name: &'a str,
     pub(crate) text: &'a str,
@@ -144,7 +144,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// A value and where it stands.
+/// A value and its position in the file.
 pub(crate) struct Value<'a> {
     doc: &'a Document<'a>,
     node: &'a Spanned<DeValue<'a>>,
@@ -249,7 +249,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// One of some words.
+    /// One of the given words.
     pub(crate) fn word<T: Copy>(&self, words: &[(&str, T)]) -> Result<T> {
         let text = self.text()?;
         if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
@@ -259,7 +259,8 @@ impl<'a> Value<'a> {
         let near = suggest::nearest(&text, allowed.iter().copied())
             .map(|near| format!(" (did you mean `{near}`?)"))
             .unwrap_or_default();
-        Err(self.error(format!("unknown word `{text}`; allowed are {}{near}", suggest::listed(&allowed))))
+        Err(self
+            .error(format!("unknown word `{text}`; allowed words are {}{near}", suggest::listed(&allowed))))
     }
 
     /// The values of an array.

@@ -1,17 +1,17 @@
-//! What to run, as validated types: read from a TOML file or from the command line. Nothing here connects.
+//! The validated configuration, read from a TOML file or from the command line. Nothing here connects.
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `file` | TOML with lines, keys and `${ENV}` |
-//! | `env` | the expansion itself |
-//! | `suggest` | the nearest known word |
+//! | `file` | reads TOML; errors name the line and the key |
+//! | `env` | expands `${ENV}` |
+//! | `suggest` | finds the nearest known word |
 //! | `units` | durations and sizes |
 //! | `urls` | addresses of databases and sinks |
 //! | `table` | `[table]`, the mapping of a foreign table |
 //! | `pipeline` | `[pipelines.NAME]`: how an outbox is read, and the policies |
-//! | `sink` | `to`: where a pipeline's events go |
+//! | `sink` | `to`: the sink of a pipeline |
 //! | `retention` | `[retention]` |
-//! | `validate` | what no single value can show: pipelines that overlap |
+//! | `validate` | checks across several values: pipelines that overlap |
 
 mod env;
 mod file;
@@ -39,20 +39,20 @@ use crate::errors::{Failure, Outcome};
 
 pub(crate) use self::{
     pipeline::{Pipeline, ReadWord, Reading, check_slot, read_source, set_batch, unnamed_cdc},
-    retention::{Retention, Said, parse as parse_keep},
+    retention::{Retention, SetBy, parse as parse_keep},
     validate::check_overlap,
 };
 
 /// A whole config.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// None when the file leaves it to `--url` or `DATABASE_URL`.
+    /// None if the file does not set it; `--url` or `DATABASE_URL` is used then.
     pub(crate) url: Option<DatabaseUrl>,
     pub(crate) database: Database,
     pub(crate) pipelines: Vec<Pipeline>,
     /// What is removed while a relay runs, and when.
     pub(crate) retention: Retention,
-    /// What becomes of the other pipelines of a process when one ends by itself.
+    /// What the other pipelines of a process do when one ends by itself.
     pub(crate) on_end: OnEnd,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Config {
 pub(crate) struct Database {
     pub(crate) schema: Option<String>,
     pub(crate) table: Option<String>,
-    /// What airtight's own outbox is made for; none to leave it as it is.
+    /// The shape of airtight's own outbox; None to keep the existing shape.
     pub(crate) shape: Option<Shape>,
     pub(crate) spec: Option<TableSpec>,
     pub(crate) max_connections: Option<u32>,
@@ -93,12 +93,12 @@ impl Config {
         if let Some(value) = root.get("table") {
             if database.table.is_some() {
                 return Err(value.error(
-                    "`database.table` names airtight's own table and [table] maps another: keep one of them",
+                    "`database.table` names airtight's own table, but [table] maps another table: remove one of them",
                 ));
             }
             if database.shape.is_some() {
                 return Err(value.error(
-                    "`database.shape` is about airtight's own table and [table] maps another: keep one of them",
+                    "`database.shape` applies to airtight's own table, but [table] maps another table: remove one of them",
                 ));
             }
             let mapped = table::read(&value)?;
@@ -121,7 +121,7 @@ impl Config {
 }
 
 impl Database {
-    /// How it is read unless told: a table without a status can only be followed.
+    /// How the outbox is read by default: a table without a status can only be followed.
     fn default_read(&self) -> ReadWord {
         let is_log = match &self.spec {
             Some(spec) => spec.status.is_none(),

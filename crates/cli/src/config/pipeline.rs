@@ -16,7 +16,7 @@ use super::{
     urls::SinkTarget,
 };
 
-/// What every pipeline may say.
+/// The keys of every pipeline.
 const KEYS: [&str; 16] = [
     "read",
     "streams",
@@ -36,17 +36,17 @@ const KEYS: [&str; 16] = [
     "to",
 ];
 
-/// What only one with `read = "log"` may say.
+/// The keys that only a pipeline with `read = "log"` has.
 const LOG_KEYS: [&str; 3] = ["consumer", "start", "max_ahead"];
 
-/// What only one with `read = "cdc"` may say.
+/// The keys that only a pipeline with `read = "cdc"` has.
 const CDC_KEYS: [&str; 8] =
     ["slot", "publication", "snapshot", "mark", "messages", "buffer", "failover", "replication_url"];
 
-/// What both of them may say, and a queue may not.
+/// The keys that pipelines with `read = "log"` and `read = "cdc"` have, and a queue does not.
 const FOLLOW_KEYS: [&str; 2] = ["on_failure", "max_parked"];
 
-/// The most partitions that a consumer has.
+/// The maximum number of partitions of a consumer.
 const MAX_PARTITIONS: u16 = 64;
 
 /// One source, one sink and the policies between them.
@@ -65,12 +65,12 @@ pub(crate) enum Reading {
     Queue(QueueOptions),
     /// Followed by a consumer.
     Log(LogOptions),
-    /// Followed through the WAL. A slot without a name gets one when the database's is known.
+    /// Followed through the WAL. A slot without a name gets one when the database's name is known.
     Cdc(Box<CdcOptions>),
 }
 
 impl Reading {
-    /// What all ways to read have in common.
+    /// The options that all ways to read have in common.
     pub(crate) fn options(&self) -> &ReadOptions {
         match self {
             Self::Queue(queue) => queue,
@@ -87,7 +87,7 @@ impl Reading {
         }
     }
 
-    /// The word for it.
+    /// The value of `read`.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Queue(_) => "queue",
@@ -97,7 +97,8 @@ impl Reading {
     }
 }
 
-/// For a slot and a publication that get their names when the database's is known, if the config has none.
+/// Options for a slot and a publication without names. They get names when the database's name is known, if the config
+/// has none.
 pub(crate) fn unnamed_cdc(options: ReadOptions) -> CdcOptions {
     let mut cdc = CdcOptions::slot("");
     cdc.log.read = options;
@@ -188,7 +189,7 @@ fn read_pipeline(name: String, value: &Value<'_>, default: ReadWord) -> Result<P
     let misplaced =
         |keys: &[&str], of: &str| match keys.iter().find_map(|key| Some((*key, section.get(key)?))) {
             Some((key, value)) => {
-                Err(value.error(format!("`{key}` is for {of}, and this is read as {}", read.shown())))
+                Err(value.error(format!("`{key}` is for {of}, but this pipeline reads {}", read.shown())))
             }
             None => Ok(()),
         };
@@ -217,7 +218,9 @@ fn read_log(section: &Section<'_>, options: ReadOptions, name: &str) -> Result<L
     if let Some(value) = section.get("partitions")
         && partitions > MAX_PARTITIONS
     {
-        return Err(value.error(format!("a consumer has at most {MAX_PARTITIONS}, found {partitions}")));
+        return Err(
+            value.error(format!("a consumer has at most {MAX_PARTITIONS} partitions, found {partitions}"))
+        );
     }
     let consumer = section.get("consumer").map(|value| value.name()).transpose()?;
     let consumer = consumer.unwrap_or_else(|| name.to_owned());
@@ -275,14 +278,14 @@ fn read_cdc(section: &Section<'_>, options: ReadOptions) -> Result<CdcOptions> {
     Ok(cdc)
 }
 
-/// What the server takes for the name of a slot.
+/// Checks that PostgreSQL accepts the name of a slot.
 pub(crate) fn check_slot(name: &str) -> std::result::Result<(), String> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if (1..=63).contains(&name.len()) && name.chars().all(fits) {
         Ok(())
     } else {
         Err(format!(
-            "a slot's name has 1 to 63 lower-case letters, digits and underscores, `{name}` does not"
+            "a slot's name must consist of 1 to 63 lower-case letters, digits and underscores, found `{name}`"
         ))
     }
 }
@@ -315,7 +318,7 @@ pub(crate) enum ReadWord {
 }
 
 impl ReadWord {
-    /// What is read so without being told otherwise.
+    /// The default options for this way to read.
     pub(crate) fn defaults(self) -> ReadOptions {
         match self {
             Self::Queue => QueueOptions::default(),
@@ -337,16 +340,16 @@ pub(crate) fn read_source(word: &str) -> std::result::Result<ReadWord, String> {
         "queue" => Ok(ReadWord::Queue),
         "log" => Ok(ReadWord::Log),
         "cdc" => Ok(ReadWord::Cdc),
-        _ => Err(format!("unknown word `{word}`; allowed are `queue`, `log` and `cdc`")),
+        _ => Err(format!("unknown word `{word}`; allowed words are `queue`, `log` and `cdc`")),
     }
 }
 
-/// A lease is renewed four times in its length, and network hiccups must not lose it.
+/// Checks a lease. It is renewed four times in its length, and a short network failure must not lose it.
 fn check_lease(lease: Duration) -> std::result::Result<(), String> {
     if (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&lease) {
         Ok(())
     } else {
-        Err("a lease lasts from 1s to 1d".into())
+        Err("a lease must last from 1s to 1d".into())
     }
 }
 
@@ -354,7 +357,7 @@ fn check_poll(poll: Duration) -> std::result::Result<(), String> {
     if poll >= Duration::from_millis(10) { Ok(()) } else { Err("must be at least 10ms".into()) }
 }
 
-/// A batch larger than what may be in memory could never be fetched whole.
+/// Sets the batch, and raises the limit in memory to fit it: a larger batch could never be fetched whole.
 pub(crate) fn set_batch(policy: &mut Policy, batch: usize) {
     policy.batch_events = batch;
     policy.in_flight_events = policy.in_flight_events.max(batch.saturating_mul(2));

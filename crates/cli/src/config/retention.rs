@@ -11,28 +11,28 @@ use super::{
 
 const DAY: Duration = Duration::from_secs(24 * 3_600);
 
-/// How long things are kept; none for ever.
+/// How long events are kept; None means forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Retention {
     /// Done events of a queue.
     pub(crate) done: Option<Duration>,
     /// Events of a log.
     pub(crate) log: Option<Duration>,
-    /// What consumers remember of events they have seen.
+    /// Inbox entries: what consumers remember of the events that they have seen.
     pub(crate) inbox: Option<Duration>,
-    /// Whether events of a log that a consumer has not settled stay, however old.
+    /// Whether events of a log stay while a consumer has not settled them, however old they are.
     pub(crate) log_waits_for_consumers: bool,
-    /// Whether done events go by when they were written, where the table does not say when they were delivered.
+    /// Whether the age of done events is the time since they were written, if the table has no delivery time.
     pub(crate) done_by_creation: bool,
-    /// Who says `done` and `log`.
-    pub(crate) done_said: Said,
-    pub(crate) log_said: Said,
+    /// Where `done` and `log` were set.
+    pub(crate) done_set_by: SetBy,
+    pub(crate) log_set_by: SetBy,
 }
 
-/// Who says how long something is kept.
+/// Where a retention was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Said {
-    /// Nobody.
+pub(crate) enum SetBy {
+    /// Nowhere.
     Default,
     /// The preset of this name.
     Preset(&'static str),
@@ -40,7 +40,7 @@ pub(crate) enum Said {
     Explicitly(&'static str),
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for SetBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("the default"),
@@ -60,33 +60,33 @@ impl Default for Retention {
             inbox: Some(30 * DAY),
             log_waits_for_consumers: log.wait_for_consumers,
             done_by_creation: false,
-            done_said: Said::Default,
-            log_said: Said::Default,
+            done_set_by: SetBy::Default,
+            log_set_by: SetBy::Default,
         }
     }
 }
 
 impl Retention {
-    /// Deleting rows of a table that is not airtight's own is for its owner to ask for.
+    /// For an application's table: its rows are deleted only if its owner asks for it.
     pub(super) fn foreign() -> Self {
         Self { done: None, log: None, ..Self::default() }
     }
 
-    /// Its document asks for it: by time, whatever the consumers.
+    /// For the preset `relay-log`: events are removed by age, without regard to consumers.
     pub(super) fn relay_log() -> Self {
-        let log_said = Said::Preset("relay-log");
-        Self { done: None, log_waits_for_consumers: false, log_said, ..Self::default() }
+        let log_set_by = SetBy::Preset("relay-log");
+        Self { done: None, log_waits_for_consumers: false, log_set_by, ..Self::default() }
     }
 
-    /// What the file says wins.
+    /// Reads the section, which overrides the defaults.
     pub(super) fn read(&mut self, value: &Value<'_>) -> Result<()> {
         let section =
             value.section(&["done", "done_by_creation", "log", "inbox", "log_waits_for_consumers"])?;
         if let Some(given) = keep(&section, "done")? {
-            (self.done, self.done_said) = (given, Said::Explicitly("[retention] done"));
+            (self.done, self.done_set_by) = (given, SetBy::Explicitly("[retention] done"));
         }
         if let Some(given) = keep(&section, "log")? {
-            (self.log, self.log_said) = (given, Said::Explicitly("[retention] log"));
+            (self.log, self.log_set_by) = (given, SetBy::Explicitly("[retention] log"));
         }
         if let Some(given) = keep(&section, "inbox")? {
             self.inbox = given;
@@ -100,7 +100,7 @@ impl Retention {
         Ok(())
     }
 
-    /// Refuses a table of which nobody can tell what is old.
+    /// Refuses a table that has no column for the age of an event.
     pub(super) fn check(&self, spec: &TableSpec) -> std::result::Result<(), String> {
         match self.done {
             Some(_) if spec.status.is_some() => {
@@ -110,12 +110,12 @@ impl Retention {
         }
     }
 
-    /// Which done events go; none to remove nothing.
+    /// Which done events are removed; None to remove nothing.
     pub(crate) fn of_queue(&self) -> Option<Prune> {
         self.done.map(|keep| Prune { by_creation: self.done_by_creation, ..Prune::older_than(keep) })
     }
 
-    /// The same for the store; none to remove nothing.
+    /// Which events of a log are removed; None to remove nothing.
     pub(crate) fn of_log(&self) -> Option<log::Retention> {
         self.log.map(|keep| log::Retention { keep, wait_for_consumers: self.log_waits_for_consumers })
     }
@@ -129,7 +129,7 @@ fn keep(section: &Section<'_>, key: &str) -> Result<Option<Option<Duration>>> {
     }
 }
 
-/// `7d`, or `forever`, for which the answer is none.
+/// Parses `7d`, or `forever`, which gives None.
 pub(crate) fn parse(text: &str) -> std::result::Result<Option<Duration>, String> {
     match text {
         "forever" => Ok(None),

@@ -1,4 +1,4 @@
-//! `to`: where a pipeline's events go, as an address or as a table with more about it.
+//! `to`: the sink of a pipeline, as an address or as a table with more settings.
 
 use super::{
     file::{Result, Section, Value},
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::wiring;
 
-/// What only webhooks have.
+/// The keys that only webhooks have.
 const ABOUT_WEBHOOKS: [&str; 7] = ["secret", "headers", "timeout", "concurrency", "format", "ca", "proxy"];
 
 /// `to = "URL"`, or `to = { url = "URL", … }`.
@@ -21,7 +21,7 @@ pub(super) fn read(value: &Value<'_>) -> Result<SinkTarget> {
         target => {
             let section = value.names()?;
             if let Some((_, value)) = section.entries().iter().find(|(key, _)| key != "url") {
-                return Err(value.error(format!("means nothing to `{target}`; it has nothing but `url`")));
+                return Err(value.error(format!("`{target}` does not have this key; its only key is `url`")));
             }
             Ok(target)
         }
@@ -80,7 +80,7 @@ fn read_settings(section: &Section<'_>, above: &str, settings: &mut Vec<(String,
         } else if name.contains('.') {
             settings.push((name, Secret::new(value.scalar()?)));
         } else {
-            return Err(value.error("settings of a client have a dot in their names, like `linger.ms`"));
+            return Err(value.error("the name of a client setting contains a dot, like `linger.ms`"));
         }
     }
     Ok(())

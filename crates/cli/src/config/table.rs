@@ -81,7 +81,7 @@ pub(super) fn read(value: &Value<'_>) -> Result<Mapped> {
             let spec = preset.word(&[("relay-log", TableSpec::relay_log as fn() -> TableSpec)])?();
             if let Some((key, value)) = table.entries().into_iter().find(|(key, _)| key != "preset") {
                 return Err(
-                    value.error(format!("the preset says it all; leave out either `{key}` or `preset`"))
+                    value.error(format!("a preset sets all columns; remove either `{key}` or `preset`"))
                 );
             }
             Ok(Mapped { spec, is_relay_log: true })

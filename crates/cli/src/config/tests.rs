@@ -93,7 +93,7 @@ fn a_full_config() {
 fn the_example_is_valid_and_shows_the_defaults() {
     let text = include_str!("../../airtight.example.toml");
     let config = parse(text).unwrap();
-    // Who said it is no part of what it is.
+    // Where it was set is not part of the value.
     let kept = |one: &Retention| (one.done, one.log, one.inbox, one.log_waits_for_consumers);
     assert_eq!(kept(&config.retention), kept(&Retention::default()));
     let [orders, audit] = &config.pipelines[..] else { panic!("{:?}", config.pipelines) };
@@ -285,33 +285,33 @@ fn complaints_name_line_key_and_remedy() {
         (format!("{p}partitions = 70000\n"), "airtight.toml:3: pipelines.a.partitions: 70000 is too large"),
         (
             format!("{p}order = \"keys\"\n"),
-            "airtight.toml:3: pipelines.a.order: unknown word `keys`; allowed are `key`, `none` and `total` (did you mean `key`?)",
+            "airtight.toml:3: pipelines.a.order: unknown word `keys`; allowed words are `key`, `none` and `total` (did you mean `key`?)",
         ),
         (
             format!("{p}read = \"wal\"\n"),
-            "airtight.toml:3: pipelines.a.read: unknown word `wal`; allowed are `queue`, `log` and `cdc`",
+            "airtight.toml:3: pipelines.a.read: unknown word `wal`; allowed words are `queue`, `log` and `cdc`",
         ),
         (
             format!("{p}consumer = \"billing\"\n"),
-            "airtight.toml:3: pipelines.a.consumer: `consumer` is for `read = \"log\"`, and this is read as a queue",
+            "airtight.toml:3: pipelines.a.consumer: `consumer` is for `read = \"log\"`, but this pipeline reads a queue",
         ),
         (
             format!("{p}read = \"log\"\nslot = \"shop\"\n"),
-            "airtight.toml:4: pipelines.a.slot: `slot` is for `read = \"cdc\"`, and this is read as a log",
+            "airtight.toml:4: pipelines.a.slot: `slot` is for `read = \"cdc\"`, but this pipeline reads a log",
         ),
         (
             format!("{p}read = \"cdc\"\npartitions = 4\n"),
-            "airtight.toml:4: pipelines.a.partitions: `partitions` is for `read = \"queue\"` and `read = \"log\"`, and this is read as cdc",
+            "airtight.toml:4: pipelines.a.partitions: `partitions` is for `read = \"queue\"` and `read = \"log\"`, but this pipeline reads cdc",
         ),
         (
             format!("{p}read = \"cdc\"\nslot = \"Shop-1\"\n"),
-            "airtight.toml:4: pipelines.a.slot: a slot's name has 1 to 63 lower-case letters, digits and underscores, `Shop-1` does not",
+            "airtight.toml:4: pipelines.a.slot: a slot's name must consist of 1 to 63 lower-case letters, digits and underscores, found `Shop-1`",
         ),
         (
             format!(
                 "{p}read = \"cdc\"\nslot = \"s\"\n[pipelines.b]\nto = \"null:\"\nread = \"cdc\"\nslot = \"s\"\n"
             ),
-            "airtight.toml:5: pipelines.b: pipelines `a` and `b` both read the slot `s`, which one of them can; give each its own `slot`",
+            "airtight.toml:5: pipelines.b: pipelines `a` and `b` both read the slot `s`, but only one can read it; give each its own `slot`",
         ),
         (
             format!("{p}read = \"cdc\"\n[pipelines.b]\nto = \"null:\"\n"),
@@ -319,32 +319,32 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             format!("{p}read = \"cdc\"\nsnapshot = \"always\"\n"),
-            "airtight.toml:4: pipelines.a.snapshot: unknown word `always`; allowed are `initial`, `new_slot` and `never`",
+            "airtight.toml:4: pipelines.a.snapshot: unknown word `always`; allowed words are `initial`, `new_slot` and `never`",
         ),
         (
             format!("{p}read = \"log\"\npartitions = 65\n"),
-            "airtight.toml:4: pipelines.a.partitions: a consumer has at most 64, found 65",
+            "airtight.toml:4: pipelines.a.partitions: a consumer has at most 64 partitions, found 65",
         ),
         (
             format!("{p}read = \"log\"\nstart = \"first\"\n"),
-            "airtight.toml:4: pipelines.a.start: unknown word `first`; allowed are `earliest` and `latest`",
+            "airtight.toml:4: pipelines.a.start: unknown word `first`; allowed words are `earliest` and `latest`",
         ),
         (format!("{p}read = \"log\"\nconsumer = \"\"\n"), "airtight.toml:4: pipelines.a.consumer: is empty"),
         (
             "[database]\nshape = \"logs\"\n".to_owned(),
-            "airtight.toml:2: database.shape: unknown word `logs`; allowed are `queue` and `log` (did you mean `log`?)",
+            "airtight.toml:2: database.shape: unknown word `logs`; allowed words are `queue` and `log` (did you mean `log`?)",
         ),
         (
             "[table]\npreset = \"relay-log\"\nname = \"x\"\n".to_owned(),
-            "airtight.toml:3: table.name: the preset says it all; leave out either `name` or `preset`",
+            "airtight.toml:3: table.name: a preset sets all columns; remove either `name` or `preset`",
         ),
         (
             "[table]\npreset = \"relaylog\"\n".to_owned(),
-            "airtight.toml:2: table.preset: unknown word `relaylog`; allowed are `relay-log` (did you mean `relay-log`?)",
+            "airtight.toml:2: table.preset: unknown word `relaylog`; allowed words are `relay-log` (did you mean `relay-log`?)",
         ),
         (
             "[database]\nshape = \"log\"\n[table]\npreset = \"relay-log\"\n".to_owned(),
-            "airtight.toml:3: table: `database.shape` is about airtight's own table and [table] maps another: keep one of them",
+            "airtight.toml:3: table: `database.shape` applies to airtight's own table, but [table] maps another table: remove one of them",
         ),
         (
             "[retention]\nlog = 30\n".to_owned(),
@@ -358,7 +358,10 @@ fn complaints_name_line_key_and_remedy() {
             format!("{p}lease = \"30\"\n"),
             "airtight.toml:3: pipelines.a.lease: `30` is not a duration; write it like `500ms`, `30s`, `5m`, `2h` or `7d`",
         ),
-        (format!("{p}lease = \"10ms\"\n"), "airtight.toml:3: pipelines.a.lease: a lease lasts from 1s to 1d"),
+        (
+            format!("{p}lease = \"10ms\"\n"),
+            "airtight.toml:3: pipelines.a.lease: a lease must last from 1s to 1d",
+        ),
         (
             format!("{p}streams = []\n"),
             "airtight.toml:3: pipelines.a.streams: is empty; leave the key out to read all streams",
@@ -378,7 +381,7 @@ fn complaints_name_line_key_and_remedy() {
         ),
         (
             "[pipelines.a]\nto = { url = \"null:\", secret = \"x\" }\n".to_owned(),
-            "airtight.toml:2: pipelines.a.to.secret: means nothing to `null:`; it has nothing but `url`",
+            "airtight.toml:2: pipelines.a.to.secret: `null:` does not have this key; its only key is `url`",
         ),
     ] {
         assert_eq!(error(&text), expected, "{text}");
@@ -415,7 +418,7 @@ fn a_broker_may_be_a_table_with_its_own_keys() {
             "unknown key `topc` in [pipelines.a.to]; did you mean `topic`?",
         ),
         ("to = { url = \"redis://h:1\", topic = \"x\" }", "unknown key `topic`"),
-        ("to = { url = \"kafka://h:1\", settings = { x = 1 } }", "have a dot in their names"),
+        ("to = { url = \"kafka://h:1\", settings = { x = 1 } }", "contains a dot"),
         ("to = { url = \"kafka://h:1\", topic = [] }", "expected a string, a number, true or false"),
     ] {
         let complaint = parse(&format!("[pipelines.a]\n{line}\n")).unwrap_err();
@@ -438,7 +441,7 @@ fn pipelines_that_overlap_are_refused() {
     assert!(parse(&text(log, log)).is_ok(), "each is a consumer of its own");
     assert!(parse(&text(log, "")).is_ok(), "a queue and a log do not take from each other");
     let named = "read = \"log\"\nconsumer = \"one\"";
-    assert!(error(&text(log, named)).contains("`one` and `two` are both consumer `one`"));
+    assert!(error(&text(log, named)).contains("`one` and `two` both use consumer `one`"));
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// The same the other way round, as short as it goes.
+/// Formats a duration in the largest unit that fits.
 pub(crate) fn shown(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (duration.subsec_millis(), seconds) {

@@ -1,4 +1,4 @@
-//! Addresses: of databases and of sinks, read into types before anything connects.
+//! Addresses of databases and sinks, parsed into types before anything connects.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
@@ -7,7 +7,7 @@ use url::Url;
 
 use super::suggest;
 
-/// A text that is never printed.
+/// A string that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(String);
 
@@ -28,7 +28,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Where an outbox lives. Displayed without a password.
+/// The address of an outbox. Displayed without a password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DatabaseUrl {
     /// A file.
@@ -75,19 +75,19 @@ impl DatabaseUrl {
         if is_file && !text.contains("://") {
             return Ok(Self::Sqlite(PathBuf::from(text)));
         }
-        Err(format!("`{}` is not a database this version knows; {known}", redact(text)))
+        Err(format!("`{}` is not a database that this version knows; {known}", redact(text)))
     }
 }
 
-/// Nothing can be set about an SQLite file. `mode=rwc` is what airtight does anyway, so that an address that is shared
-/// with an application may say it.
+/// An SQLite address has no settings. `mode=rwc` is accepted because airtight works so anyway, and an application may
+/// share the address.
 fn check_sqlite_parameter(pair: &str) -> Result<(), String> {
     let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
     match (name, value) {
         ("mode", "rwc") => Ok(()),
         ("mode", _) => Err(format!(
-            "`mode={value}` cannot be had: airtight reads and writes the file, and `airtight migrate` makes one that is \
-             not there; leave it out, or say `mode=rwc`"
+            "`mode={value}` is not supported: airtight reads and writes the file, and `airtight migrate` creates a missing \
+             one; remove `mode`, or write `mode=rwc`"
         )),
         _ => {
             let hint = suggest::hint(name, &["mode"], "known parameters");
@@ -105,14 +105,14 @@ impl fmt::Display for DatabaseUrl {
     }
 }
 
-/// Where events go.
+/// The address and settings of a sink.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum SinkTarget {
-    /// One envelope a line on standard output.
+    /// One envelope per line on standard output.
     Stdout,
     /// Nowhere: for benchmarks.
     Null,
-    /// One envelope a line, appended and fsynced.
+    /// One envelope per line, appended and fsynced.
     File(PathBuf),
     /// A signed POST for each event.
     Webhook(Webhook),
@@ -120,16 +120,16 @@ pub(crate) enum SinkTarget {
     Broker(Broker),
 }
 
-/// A broker and what is set about it. Its crate knows what that means; see [`crate::wiring`].
+/// A broker and its settings. The broker's crate reads the settings; see [`crate::wiring`].
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Broker {
     pub(crate) kind: BrokerKind,
     pub(crate) url: Secret,
-    /// Keys and values beside those of the URL.
+    /// Keys and values in addition to those of the URL.
     pub(crate) settings: Vec<(String, Secret)>,
 }
 
-/// The brokers that there are.
+/// The kinds of brokers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BrokerKind {
     Kafka,
@@ -160,7 +160,7 @@ pub(crate) struct Webhook {
     pub(crate) concurrency: Option<usize>,
     pub(crate) format: Format,
     pub(crate) ca: Option<PathBuf>,
-    /// It may hold a password.
+    /// The address of the proxy, which may contain a password.
     pub(crate) proxy: Option<Secret>,
 }
 
@@ -219,7 +219,7 @@ impl fmt::Display for SinkTarget {
                 Ok(url) => f.write_str(&url.origin().ascii_serialization()),
                 Err(_) => f.write_str("a webhook"),
             },
-            // What is set about it may be a secret.
+            // A setting may be a secret.
             Self::Broker(broker) => match Address::parse(broker.url.reveal()) {
                 Ok(address) => {
                     write!(f, "{}://{}", address.scheme, address.hosts)?;
@@ -234,7 +234,7 @@ impl fmt::Display for SinkTarget {
 /// An address without its password, and without query values that look like one.
 pub(crate) fn redact(text: &str) -> String {
     let Some(mut url) = Url::parse(text).ok().filter(|url| !url.cannot_be_a_base()) else {
-        // Not an address, but whatever stands before an `@` may be a password all the same.
+        // Not an address, but the text before an `@` may still be a password.
         return match text.rsplit_once('@') {
             Some((_, rest)) => format!("•••@{rest}"),
             None => text.to_owned(),
@@ -279,8 +279,8 @@ mod tests {
             ("sqlite:x.db?mod=rwc", "unknown parameter `mod` of an SQLite address; did you mean `mode`?"),
             ("sqlite:x.db?mode=rwc&journal_mode=off", "unknown parameter `journal_mode`"),
             ("sqlite:x.db?cache=shared", "known parameters are `mode`"),
-            ("sqlite:x.db?mode=ro", "`mode=ro` cannot be had"),
-            ("mysql://u:hush@h/db", "is not a database this version knows"),
+            ("sqlite:x.db?mode=ro", "`mode=ro` is not supported"),
+            ("mysql://u:hush@h/db", "is not a database that this version knows"),
             ("postgres://u:hush@h", "names no database"),
             ("postgres://u:hush@h:port/db", "malformed"),
             ("outbox", "is not a database"),

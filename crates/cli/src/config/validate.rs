@@ -1,15 +1,15 @@
-//! What no single value can show.
+//! Checks across several values of a config.
 
 use super::{Pipeline, Reading};
 
-/// Refuses two pipelines that stand in each other's way: those that read the same stream of a queue, since each
-/// event would go to one of them only, and by chance (through the WAL it would go to both, and be marked by one); and
-/// those that share a consumer of a log, or a slot.
+/// Refuses two pipelines that conflict: those that read the same stream of a queue, because each event would go to only
+/// one of them, by chance (through the WAL it would go to both, and one would mark it); and those that share a consumer
+/// of a log, or a slot.
 pub(crate) fn check_overlap(one: &Pipeline, other: &Pipeline) -> Result<(), String> {
     match (&one.read, &other.read) {
         (Reading::Queue(a), Reading::Queue(b)) => check_streams(one, &a.streams, other, &b.streams),
         (Reading::Log(a), Reading::Log(b)) if a.consumer == b.consumer => Err(format!(
-            "pipelines `{}` and `{}` are both consumer `{}`, so each event would reach only one of them; give each \
+            "pipelines `{}` and `{}` both use consumer `{}`, so each event would reach only one of them; give each \
              its own `consumer`",
             one.name, other.name, a.consumer
         )),
@@ -17,7 +17,7 @@ pub(crate) fn check_overlap(one: &Pipeline, other: &Pipeline) -> Result<(), Stri
             if a.log.consumer == b.log.consumer && !a.log.consumer.is_empty() =>
         {
             Err(format!(
-                "pipelines `{}` and `{}` both read the slot `{}`, which one of them can; give each its own `slot`",
+                "pipelines `{}` and `{}` both read the slot `{}`, but only one can read it; give each its own `slot`",
                 one.name, other.name, a.log.consumer
             ))
         }

@@ -1,4 +1,4 @@
-//! The reckoning: the transfers that the database holds against the events that arrived.
+//! The audit: compares the transfers in the database with the events that arrived.
 
 use std::{collections::HashSet, fmt::Write, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     output::{count, rate},
 };
 
-/// What the comparison found.
+/// The result of the comparison.
 #[derive(Debug, Serialize)]
 pub(super) struct Audit {
     /// Events whose transaction committed, by the transfers in the database.
@@ -67,7 +67,7 @@ impl Audit {
         })
     }
 
-    /// Whether everything that was promised was kept.
+    /// Whether every promise was kept.
     pub(super) fn is_clean(&self) -> bool {
         self.lost == 0 && self.phantom == 0 && self.out_of_order == 0 && self.balanced
     }
@@ -80,30 +80,31 @@ impl Audit {
         )
     }
 
-    /// The result for people, with what it means.
-    pub(super) fn story(&self, seed: u64, paced: bool) -> String {
-        let mut text = String::from("\nThe audit: the bank's own tables against what arrived\n\n");
+    /// The result for people, with an explanation of each number.
+    pub(super) fn report(&self, seed: u64, paced: bool) -> String {
+        let mut text =
+            String::from("\nThe audit compares the bank's tables with the events that arrived\n\n");
         for (name, number, what) in [
             ("committed", self.committed, "transfers in the database"),
             ("rolled back", self.rolled_back, "published, then undone with their transaction"),
             ("delivered", self.delivered, "arrived at least once"),
-            ("duplicates", self.duplicates, "arrived again, because an answer got lost: at least once"),
+            ("duplicates", self.duplicates, "arrived again, because an answer was lost: at least once"),
             ("dead", self.dead, "given up on"),
             ("lost", self.lost, "committed and never arrived"),
             ("phantom", self.phantom, "arrived and never committed"),
-            ("out of order", self.out_of_order, "overtook an earlier transfer of the same account"),
+            ("out of order", self.out_of_order, "arrived before an earlier transfer of the same account"),
         ] {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "  {name:<14}{:>9}   {what}", count(number));
         }
         let _ = write!(
             text,
-            "\n{} events in {:.1} s, {}, over a sink that failed {} events and went away {}\n\
-             (--seed {seed} makes the same transfers, rollbacks and faults again).\n\n",
+            "\n{} events in {:.1} s, {}, to a sink that failed {} events and was unavailable {}\n\
+             (--seed {seed} repeats these transfers, rollbacks and faults).\n\n",
             count(self.delivered),
             self.seconds,
             if paced {
-                "slowed down to be watched (--headless is not)".to_owned()
+                "slowed down so that you can watch (--headless runs at full speed)".to_owned()
             } else {
                 format!("{:.0} a second", self.events_per_second)
             },
@@ -112,7 +113,7 @@ impl Audit {
         );
         text.push_str(if self.is_clean() {
             "Four writers moved money in SQLite and published each transfer in the transaction that made it.\n\
-             A relay delivered what was committed, in order for each account, and tried again whatever failed.\n\
+             A relay delivered what was committed, in order for each account, and retried what failed.\n\
              What was rolled back never left the database.\n\n\
              Try next:\n  \
              airtight migrate --url sqlite:shop.db\n  \

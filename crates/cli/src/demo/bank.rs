@@ -1,4 +1,4 @@
-//! The business: accounts, transfers, and writers that publish what they do in the transaction that does it.
+//! The demo's bank: accounts, transfers, and writers that publish each transfer in the transaction that makes it.
 
 use std::{
     sync::{
@@ -23,9 +23,9 @@ use crate::{
 const ACCOUNTS: i64 = 200;
 const OPENING_BALANCE: i64 = 1_000_000;
 const WRITERS: u64 = 4;
-/// Transfers in one transaction, at most: a payment run, not a single payment.
+/// The maximum number of transfers in one transaction: a payment run, not a single payment.
 const RUN: u64 = 64;
-/// One transaction in so many is rolled back after it has published.
+/// One transaction in this many is rolled back after it has published.
 const ROLLBACK_ONE_IN: u64 = 10;
 
 const SCHEMA: [&str; 3] = [
@@ -36,8 +36,8 @@ const SCHEMA: [&str; 3] = [
      INSERT INTO accounts (id, balance) SELECT id, ?2 FROM n",
 ];
 
-/// Events that may be on their way before the writers slow down. SQLite has one writer at a time and no
-/// queue for that place: four writers in a hurry would keep the relay out until they are done.
+/// The number of undelivered events at which the writers slow down. SQLite has one writer at a time and no fair queue
+/// for writers: four busy writers would block the relay until they are done.
 const BACKLOG: u64 = 1_000;
 const SLOW_DOWN: Duration = Duration::from_millis(20);
 
@@ -46,12 +46,12 @@ const SLOW_DOWN: Duration = Duration::from_millis(20);
 pub(super) struct Goal {
     pub(super) events: Option<u64>,
     pub(super) deadline: Option<Instant>,
-    /// Between two transactions of a writer.
+    /// The pause between two transactions of a writer.
     pub(super) pause: Duration,
 }
 
 impl Goal {
-    /// A pause with which the whole takes some `seconds`, for people who watch.
+    /// The pause with which the whole demo takes about this many `seconds`, so that people can watch it.
     pub(super) fn pause_for(events: u64, seconds: u64) -> Duration {
         let transactions = events.div_ceil(RUN / 2 * WRITERS).max(1);
         (Duration::from_secs(seconds) / u32::try_from(transactions).unwrap_or(u32::MAX))
@@ -59,7 +59,7 @@ impl Goal {
     }
 }
 
-/// What the writers did, while they do it.
+/// What the writers have done so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) committed: AtomicU64,
@@ -107,7 +107,7 @@ impl Bank {
         for writer in 0..WRITERS {
             let (bank, sink, stop) = (self.clone(), sink.clone(), stop.clone());
             let random = fastrand::Rng::with_seed(self.seed.wrapping_add(writer));
-            // A share of its own: who is quicker must not decide what is written.
+            // A fixed share per writer: the writers' speed must not decide what is written.
             let share = goal.events.map(|events| events / WRITERS + u64::from(writer < events % WRITERS));
             writers.spawn(async move { bank.writer(goal, share, random, &sink, &stop).await });
         }
@@ -169,7 +169,7 @@ impl Bank {
         Ok(true)
     }
 
-    /// The ids of all transfers that the database holds.
+    /// The event ids of all transfers in the database.
     pub(super) async fn committed(&self) -> Outcome<Vec<String>> {
         sqlx::query_scalar("SELECT event_id FROM transfers")
             .fetch_all(self.outbox.pool())
@@ -177,7 +177,7 @@ impl Bank {
             .map_err(failed)
     }
 
-    /// Whether the money is all there: transfers move it, nothing makes it.
+    /// Whether the sum of all balances is unchanged: transfers only move money.
     pub(super) async fn balances(&self) -> Outcome<bool> {
         let row = sqlx::query("SELECT SUM(balance) FROM accounts").fetch_one(self.outbox.pool()).await;
         let sum: i64 = row.map_err(failed)?.try_get(0).map_err(failed)?;
@@ -185,13 +185,13 @@ impl Bank {
     }
 }
 
-/// Moves money and numbers the transfer within its account: the row lock that the update takes is what
-/// serialises the writers of that key, and with them the order that is promised.
+/// Moves money and numbers the transfer within its account. The row lock of the update serialises the writers of that
+/// key, and so gives the order that is promised.
 async fn transfer(connection: &mut SqliteConnection, random: &mut fastrand::Rng) -> sqlx::Result<NewEvent> {
     let from = random.i64(1..=ACCOUNTS);
     let to = (from + random.i64(1..ACCOUNTS) - 1) % ACCOUNTS + 1;
     let amount = random.i64(1..=500);
-    // Of the seed, too: the sink's faults go by it.
+    // From the seed as well: the sink's faults depend on the id.
     let id = uuid::Builder::from_random_bytes(random.u128(..).to_ne_bytes()).into_uuid();
     let number: i64 = sqlx::query(
         "UPDATE accounts SET balance = balance - ?2, transfers = transfers + 1 WHERE id = ?1 RETURNING transfers",

@@ -1,16 +1,16 @@
-//! `airtight demo`: a bank, a relay, a sink that misbehaves, and an audit.
+//! `airtight demo`: a bank, a relay, a sink that fails, and an audit.
 //!
 //! | file | what it does |
 //! | --- | --- |
 //! | `bank` | writers that move money and publish in the same transaction, and roll some of it back |
-//! | `sink` | fails before delivering, fails after delivering, goes away, is slow; remembers what arrived |
-//! | `view` | the live view, or lines for those without a terminal |
+//! | `sink` | fails before delivery, fails after delivery, is unavailable, is slow; remembers what arrived |
+//! | `view` | the live view, or progress lines without a terminal |
 //! | `audit` | compares what the database says was committed with what arrived |
 //!
 //! The seed decides every transfer, which transactions are rolled back, which events meet which fault, and after how many
-//! arrivals the sink goes away. So the audit counts the same in every run that is not ended by the clock or by a signal.
-//! Which writer is first, how events fall into batches, how often a call is slow and how long anything takes is the
-//! machine's.
+//! arrivals the sink becomes unavailable. So the audit counts the same in every run that no deadline or signal ends. The
+//! seed does not decide which writer is first, how events are grouped into batches, how often a call is slow, or how long
+//! anything takes.
 //!
 //! Everything but the bank and the sink is what a real deployment uses: the same store, queue and relay.
 
@@ -41,20 +41,20 @@ use crate::{
     output, signals, wiring,
 };
 
-/// How many committed events make a demo unless told otherwise.
+/// The default number of committed events.
 const EVENTS: u64 = 2_000;
 
-/// How long the default demo lasts on a terminal, for people to see something.
+/// How long the default demo lasts on a terminal, so that people can watch it.
 const WATCH_SECONDS: u64 = 6;
 
-/// Without any arrival for so long, the backlog is taken for stuck, and the audit says what is missing.
+/// If nothing arrives for this long, the backlog counts as stuck, and the audit reports what is missing.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 pub(crate) async fn run(args: &DemoArgs) -> Outcome {
     let directory = tempfile::Builder::new()
         .prefix("airtight-demo-")
         .tempdir()
-        .map_err(|error| Failure::failed(format!("cannot make a temporary directory: {error}")))?;
+        .map_err(|error| Failure::failed(format!("cannot create a temporary directory: {error}")))?;
     // The second Ctrl-C ends the process without running destructors.
     let leftover: PathBuf = directory.path().to_owned();
     let stop_writing = signals::shutdown(move || {
@@ -77,7 +77,7 @@ pub(crate) async fn run(args: &DemoArgs) -> Outcome {
     let view = View::start(live, goal, bank.tally(), sink.clone(), relays.clone());
 
     let start = Instant::now();
-    let outcome = bustle(&bank, &sink, &relays, goal, &stop_writing).await;
+    let outcome = write_and_relay(&bank, &sink, &relays, goal, &stop_writing).await;
     view.finish().await;
     outcome?;
 
@@ -86,21 +86,21 @@ pub(crate) async fn run(args: &DemoArgs) -> Outcome {
     if args.output.json {
         output::json(&audit)?;
     } else {
-        output::raw(audit.story(seed, live).as_bytes())?;
+        output::raw(audit.report(seed, live).as_bytes())?;
     }
     drop(directory);
     if audit.is_clean() { Ok(()) } else { Err(Failure::failed(audit.complaint())) }
 }
 
-/// Writes and relays side by side, then lets a second relay finish what the first left.
-async fn bustle(
+/// Writes and relays at the same time, then lets a second relay deliver what the first has left.
+async fn write_and_relay(
     bank: &Arc<Bank>,
     sink: &FlakySink,
     relays: &Relays,
     goal: Goal,
     stop_writing: &CancellationToken,
 ) -> Outcome {
-    // The relay stops when the writers are done, and the writers when the relay cannot go on.
+    // The relay stops when the writers are done, and the writers stop when the relay fails.
     let stop_relay = CancellationToken::new();
     let stop_writing = stop_writing.child_token();
     let relay = async {
@@ -148,7 +148,7 @@ impl Relays {
             jitter: 0.2,
         };
         let policy = Policy {
-            // The sink fails often and honestly; giving up on an event is not what this is to show.
+            // The sink fails often, and the demo is not about dead letters.
             max_attempts: 100,
             backoff,
             circuit: Backoff { base: Duration::from_millis(100), ..backoff },
@@ -175,7 +175,7 @@ impl Relays {
     }
 }
 
-/// Sums over the relays; what is true only now is the last one's.
+/// Sums over the relays; momentary values are those of the last relay.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     settled: u64,

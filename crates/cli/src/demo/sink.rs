@@ -1,4 +1,4 @@
-//! A destination with the faults of a real one, which remembers everything that arrived.
+//! A sink with the faults of a real one, which remembers everything that arrived.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,16 +13,16 @@ use std::{
 use airtight::{Capabilities, Code, Delivery, Error, Outcome, Sink};
 use async_trait::async_trait;
 
-/// Of 1,000 events, how many meet which fault, each once. Which ones goes by their ids, and so by the seed: how events
-/// fall into batches is the machine's affair, and must not decide.
+/// How many of 1,000 events meet which fault, each once. The event's id decides, and so the seed does: batches differ from
+/// run to run, so they must not decide.
 const REFUSED: u32 = 5;
 const LOST_ANSWERS: u32 = 10;
 const BREAKS: u32 = 2;
 
-/// Of 1,000 calls, how many are slow: that changes no number.
+/// How many of 1,000 calls are slow: that changes no count.
 const SLOW: u32 = 50;
 
-/// How long it stays away, and after how many arrivals it goes: by the seed as well.
+/// How long the sink is unavailable, and after how many arrivals: the seed decides this as well.
 const AWAY: Duration = Duration::from_millis(300);
 const FIRST_ABSENCE: std::ops::Range<u64> = 20..150;
 const ABSENCES: std::ops::Range<u64> = 5_000..20_000;
@@ -70,7 +70,7 @@ struct State {
     /// For absences.
     random: fastrand::Rng,
     away_until: Option<Instant>,
-    /// At how many events, each counted once, it goes away next.
+    /// After how many events, each counted once, it becomes unavailable next.
     next_absence: u64,
     absences: u64,
     /// Events that have met their fault.
@@ -78,7 +78,7 @@ struct State {
     received: Received,
 }
 
-/// See the module. Clones share everything.
+/// The sink that the module describes. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) struct FlakySink {
     seed: u64,
@@ -87,15 +87,15 @@ pub(super) struct FlakySink {
     distinct: Arc<AtomicU64>,
 }
 
-/// What befalls one event, the first time that it comes.
+/// The fault of one event, at its first delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// It is refused.
+    /// The event is refused.
     Refused,
-    /// It arrives, and nobody is told.
+    /// The event arrives, but the answer is lost.
     LostAnswer,
-    /// The connection breaks before it: it and all behind it in the batch have not arrived.
+    /// The connection breaks before the event: this event and all later ones of the batch do not arrive.
     Breaks,
 }
 
@@ -113,7 +113,7 @@ impl FlakySink {
         Self { seed, state: Arc::new(Mutex::new(state)), arrivals: Arc::default(), distinct: Arc::default() }
     }
 
-    /// How often it went away.
+    /// How often the sink was unavailable.
     pub(super) fn absences(&self) -> u64 {
         self.state().absences
     }
@@ -133,7 +133,7 @@ impl FlakySink {
         self.distinct.load(Ordering::Relaxed)
     }
 
-    /// Cuts an absence short, so that the last few events do not wait for it.
+    /// Ends an absence early, so that the last few events do not wait for it.
     pub(super) fn recover_soon(&self) {
         self.state().away_until = None;
     }
@@ -142,7 +142,7 @@ impl FlakySink {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fault of an event, whenever and with whatever others it comes.
+    /// The fault of an event, independent of its batch and of the time.
     fn fault(&self, id: &str) -> Fault {
         let mut hasher = DefaultHasher::new();
         (self.seed, id).hash(&mut hasher);
@@ -154,7 +154,7 @@ impl FlakySink {
         }
     }
 
-    /// Whether nobody is there.
+    /// Whether the sink is unavailable now.
     fn is_away(&self) -> bool {
         let mut state = self.state();
         if state.away_until.is_some_and(|until| Instant::now() < until) {
@@ -169,7 +169,7 @@ impl FlakySink {
         false
     }
 
-    /// Takes the batch in order. An event that fails takes those behind it in its key with it.
+    /// Takes the batch in order. After an event that fails, the later events of its key are skipped.
     fn take(&self, batch: &[Delivery]) -> Vec<Outcome> {
         let mut state = self.state();
         let mut failing: HashSet<&str> = HashSet::new();
@@ -193,7 +193,7 @@ impl FlakySink {
             match fault {
                 Fault::Refused => {
                     failing.insert(key);
-                    outcomes.push(failed(Code::BUSY, "refused this one, try again"));
+                    outcomes.push(failed(Code::BUSY, "refused this event for now"));
                     continue;
                 }
                 Fault::Breaks => {
@@ -207,7 +207,7 @@ impl FlakySink {
             self.arrivals.fetch_add(1, Ordering::Relaxed);
             outcomes.push(if fault == Fault::LostAnswer {
                 failing.insert(key);
-                failed(Code::TIMEOUT, "took it, but the answer got lost")
+                failed(Code::TIMEOUT, "accepted the event, but the answer was lost")
             } else {
                 Outcome::Delivered
             });
@@ -224,7 +224,7 @@ fn failed(code: Code, message: &str) -> Outcome {
 #[async_trait]
 impl Sink for FlakySink {
     fn capabilities(&self) -> Capabilities {
-        // Several calls side by side, each small enough that a fault hits some and not all.
+        // Several calls at the same time, each small enough that a fault hits some and not all.
         Capabilities {
             prefix_per_key: true,
             concurrency: 4,
@@ -235,7 +235,7 @@ impl Sink for FlakySink {
 
     async fn deliver(&self, batch: &[Delivery]) -> Vec<Outcome> {
         if self.is_away() {
-            let error = Error::unavailable(Code::UNREACHABLE, "nobody is there");
+            let error = Error::unavailable(Code::UNREACHABLE, "the sink is unavailable");
             return vec![Outcome::Failed(error); batch.len()];
         }
         if fastrand::u32(0..1_000) < SLOW {

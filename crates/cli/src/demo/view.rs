@@ -1,4 +1,4 @@
-//! What the demo looks like while it runs: bars on a terminal, a line a second elsewhere.
+//! The demo's progress: bars on a terminal, or one line per second without one.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -19,7 +19,7 @@ use crate::{
     output::{count, rate},
 };
 
-/// The view, as a task beside the work.
+/// The view, as a task of its own.
 pub(super) struct View {
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -28,27 +28,28 @@ pub(super) struct View {
 impl View {
     pub(super) fn start(live: bool, goal: Goal, tally: Arc<Tally>, sink: FlakySink, relays: Relays) -> Self {
         let stop = CancellationToken::new();
-        let watch = Watch { goal, tally, sink, relays, start: Instant::now() };
+        let state = DemoState { goal, tally, sink, relays, start: Instant::now() };
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             if live {
-                draw(&watch, &stopped).await;
+                draw(&state, &stopped).await;
             } else {
-                report(&watch, &stopped).await;
+                report(&state, &stopped).await;
             }
         });
         Self { stop, task }
     }
 
-    /// Draws the end and leaves the terminal as it was.
+    /// Draws the final numbers and releases the terminal.
     pub(super) async fn finish(self) {
         self.stop.cancel();
-        // A view that crashed has nothing to leave behind, and takes nothing with it.
+        // A crash of the view does not affect the demo.
         let _ = self.task.await;
     }
 }
 
-struct Watch {
+/// What the view reads its numbers from.
+struct DemoState {
     goal: Goal,
     tally: Arc<Tally>,
     sink: FlakySink,
@@ -56,7 +57,7 @@ struct Watch {
     start: Instant,
 }
 
-/// The figures of one moment.
+/// The numbers at one moment.
 struct Moment {
     committed: u64,
     rolled_back: u64,
@@ -65,7 +66,7 @@ struct Moment {
     rest: String,
 }
 
-impl Watch {
+impl DemoState {
     fn now(&self) -> Moment {
         let totals = self.relays.total();
         let delivered = self.sink.distinct();
@@ -86,7 +87,7 @@ impl Watch {
     }
 }
 
-async fn draw(watch: &Watch, stop: &CancellationToken) {
+async fn draw(state: &DemoState, stop: &CancellationToken) {
     let bars = MultiProgress::new();
     // Overwrites lines in place instead of clearing them first, which flickers.
     bars.set_move_cursor(true);
@@ -104,8 +105,8 @@ async fn draw(watch: &Watch, stop: &CancellationToken) {
         rest.set_style(style);
     }
     loop {
-        let moment = watch.now();
-        let whole = watch.goal.events.unwrap_or(moment.committed).max(moment.committed);
+        let moment = state.now();
+        let whole = state.goal.events.unwrap_or(moment.committed).max(moment.committed);
         for (bar, position, note) in [
             (&committed, moment.committed, format!("{} rolled back", count(moment.rolled_back))),
             (&delivered, moment.delivered, format!("{} repeats", count(moment.repeats))),
@@ -128,13 +129,13 @@ async fn draw(watch: &Watch, stop: &CancellationToken) {
     }
 }
 
-async fn report(watch: &Watch, stop: &CancellationToken) {
+async fn report(state: &DemoState, stop: &CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(Duration::from_secs(1)) => {}
         }
-        let moment = watch.now();
+        let moment = state.now();
         complain(format_args!(
             "committed {} · rolled back {} · delivered {} · repeats {} · {}",
             count(moment.committed),

@@ -25,12 +25,12 @@ fn server(name: &str, test: &str) -> Option<String> {
 fn goes_through(to: &str, destination: &str) {
     let shop = Shop::new();
     let made_up = shop.run(&["check", "--to", to]).ok();
-    assert!(made_up.contains("would get an event that is made up:"), "{made_up}");
+    assert!(made_up.contains("would receive an invented event as:"), "{made_up}");
     for n in 1..=3 {
         shop.publish("order-7", &format!("{{\"n\": {n}}}"));
     }
     let shown = shop.run(&["check", "--to", to]).ok();
-    for expected in [" answers", "would get the newest event:", destination, "{\"n\": 3}"] {
+    for expected in [" answers", "would receive the newest event as:", destination, "{\"n\": 3}"] {
         assert!(shown.contains(expected), "{expected:?} is not in {shown}");
     }
     let json = shop.run(&["check", "--to", to, "--json"]).json();
@@ -123,7 +123,10 @@ fn a_missing_topic_is_named_by_status_and_keeps_nobody_waiting() {
     done(301);
     let status = shop.run(&["status"]).ok();
     let topic = format!("{prefix}.missing");
-    assert!(status.contains(&format!("3 events wait, at no cost: topic {topic} is away: ")), "{status}");
+    assert!(
+        status.contains(&format!("3 events wait; no attempt is spent: topic {topic} is away: ")),
+        "{status}"
+    );
     let away = &shop.run(&["status", "--json"]).json()["away"][0];
     assert_eq!((away["code"].as_str(), away["events"].as_u64()), (Some("away:no_topic"), Some(3)));
     let page = shop.run(&["status", "--metrics"]).ok();

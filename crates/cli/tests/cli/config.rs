@@ -20,7 +20,7 @@ fn an_unknown_word_is_refused_with_the_allowed_ones() {
     shop.write("airtight.toml", "[pipelines.orders]\nto = \"stdout:\"\norder = \"keys\"\n");
     assert_eq!(
         shop.run(&["run", "-c", "airtight.toml"]).error(2),
-        "error: airtight.toml:3: pipelines.orders.order: unknown word `keys`; allowed are `key`, `none` and `total` (did you mean `key`?)"
+        "error: airtight.toml:3: pipelines.orders.order: unknown word `keys`; allowed words are `key`, `none` and `total` (did you mean `key`?)"
     );
 }
 
@@ -82,7 +82,7 @@ fn addresses_that_make_no_sense() {
     for (url, expected) in [
         (
             "mysql://root:hush@localhost/shop",
-            "error: --url: `mysql://root:XXX@localhost/shop` is not a database this version knows",
+            "error: --url: `mysql://root:XXX@localhost/shop` is not a database that this version knows",
         ),
         ("postgres://app:hush@localhost", "names no database"),
         ("sqlite:", "needs a path"),

@@ -62,13 +62,13 @@ fn a_pipeline_that_ends_leaves_the_others_at_work() {
     let expected = serde_json::json!([{"name": "one", "running": false}, {"name": "two", "running": true}]);
     assert_eq!(status["pipelines"], expected, "{status}");
     let shown = shop.run(&["status", "-c", "airtight.toml"]).ok();
-    assert!(shown.contains("pipeline `one` is in the config, and nobody runs it"), "{shown}");
+    assert!(shown.contains("pipeline `one` is in the config, but no relay runs it"), "{shown}");
     relay.signal("TERM");
     let (status, rest) = relay.wait();
     assert_eq!(status.code(), Some(1), "one of its pipelines failed: {rest}");
     let error = rest.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
     assert!(error.starts_with("error: pipeline `one`: "), "{rest}");
-    assert!(error.ends_with("; the others did not fail: `two`"), "{rest}");
+    assert!(error.ends_with("; these pipelines did not fail: `two`"), "{rest}");
     until("both have left", || relays(&shop) == 1);
     other.signal("TERM");
     assert!(other.wait().0.success());

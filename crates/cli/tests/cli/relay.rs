@@ -138,7 +138,7 @@ async fn a_refused_event_is_dead_and_a_person_decides() {
     assert_eq!(dead[0]["error_code"], "http_422", "{dead}");
     let human = shop.run(&["dead", "list"]).ok();
     assert!(human.contains("http_422"), "{human}");
-    assert!(shop.run(&["status"]).ok().contains("3 dead letters to decide on"));
+    assert!(shop.run(&["status"]).ok().contains("3 dead letters to decide about"));
 
     // One by one, by id and by seq; then all the rest.
     let id = first["id"].as_str().unwrap();
@@ -154,7 +154,10 @@ async fn a_refused_event_is_dead_and_a_person_decides() {
     server.rule(|_| Reply::status(204));
     assert_eq!(drain(server.url("/")).await.unwrap()["delivered"], 2);
     assert_eq!(shop.run(&["dead", "list"]).ok(), "no dead letters\n");
-    assert_eq!(shop.run(&["events", "retry", id]).error(1), format!("error: {id}: refused, it is done"));
+    assert_eq!(
+        shop.run(&["events", "retry", id]).error(1),
+        format!("error: {id}: refused, the event is done")
+    );
 
     server.rule(|_| Reply::status(400));
     shop.publish("4", "{}");

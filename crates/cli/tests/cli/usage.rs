@@ -97,7 +97,7 @@ fn what_loses_something_wants_yes_where_nobody_can_be_asked() {
     run("consumers seek c --earliest").ok();
     for words in ["consumers seek c --latest", "consumers remove c", "dead discard --all"] {
         let error = run(words).error(2);
-        assert!(error.ends_with("nothing was changed: say --yes"), "{words}: {error}");
+        assert!(error.ends_with("nothing was changed: pass --yes"), "{words}: {error}");
     }
     assert_eq!(run("consumers lag c").ok(), "1\n", "nothing has moved");
     for words in ["consumers seek c --latest --yes", "dead discard --all --yes", "consumers remove c --yes"] {

@@ -76,8 +76,8 @@ fn a_file_that_cannot_be_honoured_is_refused_by_its_name() {
         ("made.up", "x", "`made.up` is not known"),
         ("plugin.name", "decoderbufs", "`plugin.name` is `decoderbufs`"),
         ("plugin.name", "", "`plugin.name` is `decoderbufs`"),
-        ("key.converter", "", "`key.converter` is the worker's: give its properties with --worker FILE"),
-        ("value.converter", "", "`value.converter` is the worker's"),
+        ("key.converter", "", "`key.converter` is missing: give the worker's properties with --worker FILE"),
+        ("value.converter", "", "`value.converter` is missing"),
         (
             "value.converter",
             "io.confluent.connect.avro.AvroConverter",
@@ -100,7 +100,7 @@ fn a_file_that_cannot_be_honoured_is_refused_by_its_name() {
             "org.example.Mine",
             "`producer.override.partitioner.class` changes",
         ),
-        ("slot.name", "Upper-Case", "a slot's name has"),
+        ("slot.name", "Upper-Case", "a slot's name must consist of"),
     ] {
         let mut file = good();
         file.insert(key.into(), value.into());
@@ -121,7 +121,7 @@ fn where_kafka_is_must_be_said_and_be_kafka() {
     assert_refused(
         &["run", "--debezium", file],
         2,
-        "does not say where Kafka is: give --to kafka://HOST:PORT",
+        "does not give Kafka's address: pass --to kafka://HOST:PORT",
     );
     assert_refused(&["run", "--debezium", file, "--to", "stdout:"], 2, "--debezium delivers to Kafka");
     assert_refused(
@@ -203,12 +203,12 @@ async fn a_table_that_does_not_fit_the_file_is_refused_at_the_start() {
     check(
         "public.outbox",
         &[(placement, "big:partition")],
-        "`big` is of type int8, and a partition must be an int4",
+        "`big` has type int8, but a partition must be an int4",
     );
     check(
         "public.outbox",
         &[("transforms.outbox.table.field.event.timestamp", "big")],
-        "`big` is of type int8, and `table.field.event.timestamp` must be a timestamp",
+        "`big` has type int8, but `table.field.event.timestamp` must be a timestamp",
     );
 }
 
@@ -218,26 +218,26 @@ fn a_pipeline_that_debezium_could_not_replace_has_no_connector() {
     let cdc = "read = \"cdc\"\n";
     let debezium = "to = \"kafka://k:9092?format=debezium\"\n";
     for (pipelines, text) in [
-        (format!("[pipelines.a]\n{debezium}"), "does not read the WAL, as Debezium does: `read = \"cdc\"`"),
+        (
+            format!("[pipelines.a]\n{debezium}"),
+            "does not read the WAL, as Debezium does: set `read = \"cdc\"`",
+        ),
         (format!("[pipelines.a]\n{cdc}to = \"stdout:\"\n"), "does not deliver to Kafka"),
         (format!("[pipelines.a]\n{cdc}to = \"kafka://k:9092\"\n"), "does not write `format = \"debezium\"`"),
-        (
-            format!("[pipelines.a]\n{cdc}to = \"kafka://k:9092/mine?format=debezium\"\n"),
-            "has a `topic` of its own",
-        ),
+        (format!("[pipelines.a]\n{cdc}to = \"kafka://k:9092/mine?format=debezium\"\n"), "sets `topic`"),
     ] {
         let text_of = format!("[database]\nurl = \"postgres://app:{SECRET}@db/shop\"\n{pipelines}");
         let path = write(&dir, "airtight.toml", &text_of);
         assert_refused(&["debezium-config", "-c", path.to_str().unwrap()], 1, text);
     }
-    assert_refused(&["debezium-config"], 2, "give the config with -c FILE");
+    assert_refused(&["debezium-config"], 2, "no config given; pass -c FILE");
     let two = format!(
         "[database]\nurl = \"postgres://app:{SECRET}@db/shop\"\n[pipelines.a]\n{cdc}{debezium}[pipelines.b]\n{cdc}slot = \"b\"\n{debezium}"
     );
     let path = write(&dir, "airtight.toml", &two);
     let path = path.to_str().unwrap();
-    assert_refused(&["debezium-config", "-c", path], 2, "say which pipeline; the config has: a, b");
-    assert_refused(&["debezium-config", "-c", path, "c"], 2, "say which pipeline");
+    assert_refused(&["debezium-config", "-c", path], 2, "name one pipeline; the config has: a, b");
+    assert_refused(&["debezium-config", "-c", path, "c"], 2, "name one pipeline");
     for (flag, is_shown) in [(None, false), (Some("--password"), true)] {
         let mut command = airtight(&["debezium-config", "-c", path, "b"]);
         let output = command.args(flag).output().unwrap();

@@ -1,5 +1,5 @@
-//! `airtight check`: the config, the database, its tables, streams that nobody reads, sinks that do not answer, and
-//! what would be sent to those that do.
+//! `airtight check`: checks the config, the database and its tables, finds streams that no pipeline reads and sinks that
+//! do not answer, and shows what the sinks would receive.
 
 mod sinks;
 
@@ -15,9 +15,9 @@ use crate::{
     wiring::{self, Store, Target},
 };
 
-/// What was seen.
+/// What the checks found.
 #[derive(Default)]
-struct Seen {
+struct CheckResults {
     passed: Vec<String>,
     findings: Vec<Finding>,
     samples: Vec<Sample>,
@@ -26,58 +26,57 @@ struct Seen {
 pub(crate) async fn run(args: &CheckArgs) -> Outcome {
     let config = args.database.config.as_deref().map(Config::load).transpose()?;
     let destinations = destinations(args, config.as_ref())?;
-    let mut seen = Seen::default();
+    let mut results = CheckResults::default();
     if let (Some(config), Some(path)) = (&config, &args.database.config) {
         let pipelines = output::counted(config.pipelines.len() as u64, "pipeline");
-        seen.passed.push(format!("config {} is valid: {pipelines}", path.display()));
+        results.passed.push(format!("config {} is valid: {pipelines}", path.display()));
     }
-    seen.findings.extend(cannot_run(args, config.as_ref()));
+    results.findings.extend(cannot_run(args, config.as_ref()));
     let mut store = None;
     if !args.offline {
         let mut target = Target::resolve(&args.database, config.as_ref())?;
         if config.iter().flat_map(|config| &config.pipelines).any(|one| one.read.consumer().is_some()) {
             target.expect_log();
         }
-        store = look(&target, config.as_ref(), &mut seen).await;
+        store = look(&target, config.as_ref(), &mut results).await;
     }
     for destination in &destinations {
         if !args.offline {
             match destination.reach().await {
-                Some(Ok(passed)) => seen.passed.push(passed),
-                Some(Err(finding)) => seen.findings.push(finding),
+                Some(Ok(passed)) => results.passed.push(passed),
+                Some(Err(finding)) => results.findings.push(finding),
                 None => {}
             }
         }
         match destination.sample(store.as_ref()).await {
-            Some(Ok(sample)) => seen.samples.push(sample),
-            Some(Err(finding)) => seen.findings.push(finding),
+            Some(Ok(sample)) => results.samples.push(sample),
+            Some(Err(finding)) => results.findings.push(finding),
             None => {}
         }
     }
-    let ok = !seen.findings.iter().any(|finding| finding.fatal);
-    report(args, ok, &seen)?;
+    let ok = !results.findings.iter().any(|finding| finding.fatal);
+    report(args, ok, &results)?;
     if ok { Ok(()) } else { Err(Failure::Reported) }
 }
 
-/// What keeps the config from being run, whatever the database says.
+/// The problems that prevent a run of the config, independent of the database.
 fn cannot_run(args: &CheckArgs, config: Option<&Config>) -> Vec<Finding> {
     let fatal = |message: String| Finding { fatal: true, message };
     let Some(config) = config else { return Vec::new() };
     if config.pipelines.is_empty() {
         return vec![fatal(
-            "the config has no pipeline, so `airtight run` would refuse it; add [pipelines.NAME] with \
-                           `to = \"URL\"`"
+            "the config has no pipeline, so `airtight run` refuses it; add [pipelines.NAME] with `to = \"URL\"`"
                 .into(),
         )];
     }
-    // Offline it may be left open where the database is.
+    // With --offline, the config need not name a database.
     let Ok(target) = Target::resolve(&args.database, Some(config)) else { return Vec::new() };
     let follows = |pipeline: &&Pipeline| matches!(pipeline.read, Reading::Cdc(_)) && target.is_sqlite();
     let message = |pipeline: &Pipeline| format!("pipelines.{}.read: {}", pipeline.name, wiring::no_wal());
     config.pipelines.iter().filter(follows).map(|pipeline| fatal(message(pipeline))).collect()
 }
 
-/// The sinks of the config's pipelines, and the one of the command line. Making them checks their settings.
+/// The sinks of the config's pipelines, and the sink of the command line. Making them checks their settings.
 fn destinations(args: &CheckArgs, config: Option<&Config>) -> Outcome<Vec<Destination>> {
     let mut destinations = Vec::new();
     if let Some(to) = &args.to {
@@ -91,8 +90,8 @@ fn destinations(args: &CheckArgs, config: Option<&Config>) -> Outcome<Vec<Destin
     Ok(destinations)
 }
 
-/// The database and its tables; the store, if it can be used.
-async fn look(target: &Target, config: Option<&Config>, seen: &mut Seen) -> Option<Store> {
+/// Checks the database and its tables. Returns the store if it can be used.
+async fn look(target: &Target, config: Option<&Config>, results: &mut CheckResults) -> Option<Store> {
     let fatal = |error| Finding { fatal: true, message: advice(&error) };
     let opened = async {
         let store = target.open().await?;
@@ -102,40 +101,40 @@ async fn look(target: &Target, config: Option<&Config>, seen: &mut Seen) -> Opti
     let (store, findings) = match opened.await {
         Ok(opened) => opened,
         Err(error) => {
-            seen.findings.push(fatal(error));
+            results.findings.push(fatal(error));
             return None;
         }
     };
-    seen.passed.push(format!("database {} answers", target.url));
+    results.passed.push(format!("database {} answers", target.url));
     let fits = !findings.iter().any(|finding| finding.fatal);
-    seen.findings.extend(findings);
+    results.findings.extend(findings);
     if !fits {
         return None;
     }
-    seen.passed.push("the tables fit".to_owned());
+    results.passed.push("the tables are valid".to_owned());
     let pipelines = config.map(|config| config.pipelines.as_slice()).unwrap_or_default();
-    seen.findings.extend(misread(&store, target, pipelines));
+    results.findings.extend(misread(&store, target, pipelines));
     for pipeline in pipelines {
         if let (Reading::Cdc(cdc), false) = (&pipeline.read, target.is_sqlite()) {
             match store.check_cdc(&pipeline.name, cdc).await {
                 Ok(findings) => {
                     if !findings.iter().any(|finding| finding.fatal) {
-                        seen.passed.push(format!("pipelines.{}: the WAL can be followed", pipeline.name));
+                        results.passed.push(format!("pipelines.{}: the WAL can be followed", pipeline.name));
                     }
-                    seen.findings.extend(findings);
+                    results.findings.extend(findings);
                 }
-                Err(error) => seen.findings.push(fatal(error)),
+                Err(error) => results.findings.push(fatal(error)),
             }
         }
     }
     match store.admin().status().await {
-        Ok(status) => seen.findings.extend(unread(&status, pipelines)),
-        Err(error) => seen.findings.push(fatal(error)),
+        Ok(status) => results.findings.extend(unread(&status, pipelines)),
+        Err(error) => results.findings.push(fatal(error)),
     }
     Some(store)
 }
 
-/// Pipelines that read the outbox as what it is not.
+/// Pipelines whose `read` does not fit the shape of the outbox.
 fn misread(store: &Store, target: &Target, pipelines: &[Pipeline]) -> Vec<Finding> {
     let wrong = |pipeline: &&Pipeline| match pipeline.read {
         Reading::Queue(_) => store.is_log(),
@@ -143,14 +142,14 @@ fn misread(store: &Store, target: &Target, pipelines: &[Pipeline]) -> Vec<Findin
         Reading::Log(_) => !store.is_log() && target.database.spec.is_none(),
         Reading::Cdc(_) => false,
     };
-    let (is, mend) = match store.is_log() {
+    let (is, fix) = match store.is_log() {
         true => ("a log", "write `read = \"log\"`"),
         false => (
             "a queue",
-            "write `read = \"queue\"`, or make a log with `airtight migrate --shape log --table NAME`",
+            "write `read = \"queue\"`, or create a log with `airtight migrate --shape log --table NAME`",
         ),
     };
-    let message = |pipeline: &Pipeline| format!("pipelines.{}: the outbox is {is}; {mend}", pipeline.name);
+    let message = |pipeline: &Pipeline| format!("pipelines.{}: the outbox is {is}; {fix}", pipeline.name);
     pipelines
         .iter()
         .filter(wrong)
@@ -158,7 +157,7 @@ fn misread(store: &Store, target: &Target, pipelines: &[Pipeline]) -> Vec<Findin
         .collect()
 }
 
-/// Streams with events that no pipeline of the config reads. Whether a running relay does, the store says.
+/// Streams with waiting events that no pipeline of the config reads. The store's own check covers running relays.
 fn unread(status: &Status, pipelines: &[Pipeline]) -> Vec<Finding> {
     let is_read = |stream: &String| {
         let mut readers = pipelines.iter().map(|pipeline| &pipeline.read.options().streams);
@@ -182,8 +181,8 @@ fn unread(status: &Status, pipelines: &[Pipeline]) -> Vec<Finding> {
         .collect()
 }
 
-fn report(args: &CheckArgs, ok: bool, seen: &Seen) -> Outcome {
-    let Seen { passed, findings, samples } = seen;
+fn report(args: &CheckArgs, ok: bool, results: &CheckResults) -> Outcome {
+    let CheckResults { passed, findings, samples } = results;
     if args.output.json {
         let samples: Vec<Value> = samples.iter().map(Sample::json).collect();
         return output::json(&json!({"ok": ok, "passed": passed, "findings": findings, "samples": samples}));

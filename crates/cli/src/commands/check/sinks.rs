@@ -1,4 +1,4 @@
-//! Where events go: whether it answers, and what a message would look like.
+//! Checks sinks: whether a sink answers, and what a message would look like.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ use crate::{
 /// How much of a body is shown.
 const SHOWN_BYTES: usize = 4_000;
 
-/// A sink that something is sent to.
+/// A sink to check.
 pub(super) struct Destination {
-    /// Whose it is: `pipelines.orders`, or `--to`.
+    /// The key or option that names the sink: `pipelines.orders.to`, or `--to`.
     name: String,
     target: SinkTarget,
-    /// Only these; empty for all.
+    /// The streams that the sink receives; empty for all.
     streams: Vec<String>,
     sink: Arc<dyn Sink>,
 }
@@ -39,11 +39,11 @@ impl Destination {
         Ok(Self { name: name.to_owned(), target, streams: streams.to_vec(), sink })
     }
 
-    /// Whether a broker answers and lets us in. Others are not asked: opening a file would make one.
+    /// Whether a broker answers and accepts the credentials. Other sinks are not opened: that would create a file.
     pub(super) async fn reach(&self) -> Option<Result<String, Finding>> {
         let SinkTarget::Broker(_) = self.target else { return None };
         let opened = self.sink.open().await;
-        // Nothing was sent, so there is nothing to lose.
+        // Nothing was sent, so a failure to close loses nothing.
         let _ = self.sink.close().await;
         Some(match opened {
             Ok(()) => Ok(format!("{} answers", self.target)),
@@ -54,7 +54,7 @@ impl Destination {
         })
     }
 
-    /// A message as it would be sent: of the newest event in the outbox, or of one that is made up.
+    /// A message as it would be sent: of the newest event in the outbox, or of an invented one.
     pub(super) async fn sample(&self, store: Option<&Store>) -> Option<Result<Sample, Finding>> {
         let newest = match store {
             Some(store) => self.newest(store).await,
@@ -65,8 +65,7 @@ impl Destination {
         let message = match self.sink.preview(&event) {
             Ok(message) => message?,
             Err(error) => {
-                let which =
-                    if made_up { "an event without it".into() } else { format!("event {}", event.id) };
+                let which = if made_up { "an invented event".into() } else { format!("event {}", event.id) };
                 let message = format!("{}: {which} could not be sent: {error}", self.name);
                 return Some(Err(Finding { fatal: false, message }));
             }
@@ -81,7 +80,7 @@ impl Destination {
         };
         for stream in streams {
             let filter = Filter { stream, newest_first: true, limit: 1, ..Filter::default() };
-            // What is wrong with the database was found before.
+            // Problems of the database were found before.
             let row = store.admin().list(&filter).await.ok()?.pop();
             if let Some(row) = row {
                 return store.admin().show(&row.id).await.ok()??.event.ok();
@@ -109,7 +108,7 @@ impl Destination {
     }
 }
 
-/// What one destination would get.
+/// The message that one sink would receive.
 pub(super) struct Sample {
     name: String,
     to: String,
@@ -134,8 +133,8 @@ impl Sample {
     }
 
     pub(super) fn print(&self) -> Outcome {
-        let of = if self.made_up { "an event that is made up" } else { "the newest event" };
-        output::line(format!("\n{}, as {} would get {of}:", self.name, self.to))?;
+        let of = if self.made_up { "an invented event" } else { "the newest event" };
+        output::line(format!("\n{}: {} would receive {of} as:", self.name, self.to))?;
         output::line(format!("  {}", self.message.destination))?;
         if let Some(key) = &self.message.key {
             output::line(format!("  key {key}"))?;

@@ -1,4 +1,4 @@
-//! `airtight run`: the pipelines of a config, or the one of the command line, until told to stop.
+//! `airtight run`: runs the pipelines of a config, or the pipeline of the command line, until a signal stops it.
 
 mod plan;
 mod report;
@@ -24,13 +24,13 @@ use crate::{
     wiring::{self, Store, Target},
 };
 
-/// Waits between tries of a database that is away.
+/// The waits between attempts to reach a database that is unavailable.
 const CONNECT: Backoff =
     Backoff { base: Duration::from_millis(200), multiplier: 2.0, cap: Duration::from_secs(10), jitter: 0.2 };
 
 pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
     let plan = Plan::new(args)?;
-    // Before anything connects: a bad header or secret is a matter of the config.
+    // Before anything connects: a bad header or secret is an error of the config.
     let mut sinks = Vec::with_capacity(plan.pipelines.len());
     for pipeline in &plan.pipelines {
         let sink = wiring::sink(&pipeline.sink)
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
         tokio::spawn(round);
     }
     stdout::warn_of_nowhere(plan.writes_to_stdout());
-    // Events on a terminal and a bar on the same would garble each other.
+    // Events and a progress bar on the same terminal would overwrite each other.
     let stdout_drawn = plan.writes_to_stdout() && io::stdout().is_terminal();
     let drawn = log.log_format == LogFormat::Human && io::stderr().is_terminal() && !stdout_drawn;
     let mut bars = Bars::new(&store, drawn);
@@ -74,7 +74,7 @@ pub(crate) async fn run(args: &RunArgs, log: &LogArgs) -> Outcome {
     }
 }
 
-/// A log read as a queue is a matter of the command line or the config. The other way round the store knows best.
+/// Refuses to read a log as a queue: an error of the command line or the config. The store refuses the opposite case.
 fn refuse_misread(plan: &Plan, store: &Store) -> Outcome {
     for pipeline in &plan.pipelines {
         if matches!(pipeline.read, Reading::Queue(_)) && store.is_log() {
@@ -112,19 +112,19 @@ impl Bars {
         });
     }
 
-    /// Takes them off the screen.
+    /// Removes the bars from the screen.
     async fn clear(mut self) {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
     }
 }
 
-/// A drain that was told to stop has not done what it was asked; a relay has.
+/// The result after a signal: an interrupted drain has failed; a relay has not.
 fn interrupted(args: &RunArgs) -> Outcome {
     if args.drain { Err(Failure::failed("interrupted before the backlog was empty")) } else { Ok(()) }
 }
 
-/// Runs every pipeline until the last has ended; one that fails leaves the others at work, unless told otherwise.
+/// Runs every pipeline until the last one has ended. If one fails, the others continue, unless configured otherwise.
 async fn relay_all(
     plan: &Plan,
     bars: &mut Bars,
@@ -175,7 +175,7 @@ async fn relay_all(
     }
 }
 
-/// Which pipelines failed, why, and which did not: the one line that a process leaves.
+/// The error of the process: which pipelines failed and why, and which did not fail.
 fn failure(all: &[Ended]) -> Option<Failure> {
     let mut failed: Vec<&Ended> = all.iter().filter(|ended| ended.is_failure()).collect();
     failed.sort_by(|one, other| one.name.cmp(&other.name));
@@ -191,12 +191,12 @@ fn failure(all: &[Ended]) -> Option<Failure> {
         all.iter().filter(|ended| !ended.is_failure()).map(|ended| format!("`{}`", ended.name)).collect();
     if !others.is_empty() {
         others.sort();
-        message.push_str(&format!("; the others did not fail: {}", others.join(", ")));
+        message.push_str(&format!("; these pipelines did not fail: {}", others.join(", ")));
     }
     Some(Failure::failed(message))
 }
 
-/// Opens the store, waiting for a database that is away. None when told to stop first.
+/// Opens the store, and waits for a database that is unavailable. None if a signal comes first.
 async fn connect(target: &Target, shutdown: &CancellationToken) -> Outcome<Option<Store>> {
     let mut failures = 0;
     loop {

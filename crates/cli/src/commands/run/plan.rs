@@ -1,4 +1,4 @@
-//! What to run: from a config, or from the command line.
+//! The pipelines to run, from a config, from the command line or from a Debezium connector file.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use airtight::{
 use crate::{
     args::{OnDead, OnFailureArg, OnPipelineEnd, OrderArg, RunArgs, SnapshotArg, StartArg},
     config::{
-        Config, Database, Pipeline, ReadWord, Reading, Retention, Said, check_slot, parse_keep, read_source,
+        Config, Database, Pipeline, ReadWord, Reading, Retention, SetBy, check_slot, parse_keep, read_source,
         set_batch, unnamed_cdc,
         urls::{Secret, SinkTarget},
     },
@@ -24,7 +24,7 @@ pub(super) struct Plan {
     pub(super) target: Target,
     pub(super) pipelines: Vec<Pipeline>,
     pub(super) retention: Retention,
-    /// What becomes of the others when one pipeline ends by itself.
+    /// What the other pipelines do when one ends by itself.
     pub(super) on_end: OnEnd,
 }
 
@@ -46,7 +46,7 @@ impl Plan {
             (Some(config), _) => (config.pipelines, config.retention),
             (None, Some(to)) => (vec![from_args(args, to)?], retention(args)?),
             (None, None) => {
-                return Err(Failure::usage("nothing to run; give -c FILE, or --from URL and --to URL"));
+                return Err(Failure::usage("nothing to run; pass -c FILE, or --from URL and --to URL"));
             }
         };
         if pipelines.is_empty() {
@@ -67,7 +67,7 @@ impl Plan {
         Ok(Self { target, pipelines, retention, on_end })
     }
 
-    /// What a connector of Debezium's does.
+    /// The pipeline of a Debezium connector file.
     fn of_connector(args: &RunArgs, file: &Path) -> Outcome<Self> {
         let mut read = debezium::read(file, args.worker.as_deref(), args.to.as_deref())?;
         if let Reading::Cdc(cdc) = &mut read.pipeline.read {
@@ -93,13 +93,13 @@ impl Plan {
 fn retention(args: &RunArgs) -> Outcome<Retention> {
     let mut retention = Retention::default();
     let given = [
-        ("--keep-done", &args.keep_done, &mut retention.done, &mut retention.done_said),
-        ("--keep-log", &args.follow.keep_log, &mut retention.log, &mut retention.log_said),
+        ("--keep-done", &args.keep_done, &mut retention.done, &mut retention.done_set_by),
+        ("--keep-log", &args.follow.keep_log, &mut retention.log, &mut retention.log_set_by),
     ];
-    for (flag, text, kept, said) in given {
+    for (flag, text, kept, set_by) in given {
         if let Some(text) = text {
             *kept = parse_keep(text).map_err(|message| Failure::usage(format!("{flag}: {message}")))?;
-            *said = Said::Explicitly(flag);
+            *set_by = SetBy::Explicitly(flag);
         }
     }
     Ok(retention)
@@ -130,7 +130,7 @@ fn from_args(args: &RunArgs, to: &str) -> Outcome<Pipeline> {
     Ok(Pipeline { name, read, policy: policy(args), sink })
 }
 
-/// The policies that the command line has.
+/// The policies that the command line can set.
 fn policy(args: &RunArgs) -> Policy {
     let mut policy = Policy::default();
     if let Some(attempts) = args.max_attempts {
@@ -163,9 +163,7 @@ fn reading(args: &RunArgs, word: ReadWord, options: ReadOptions) -> Outcome<Read
             ("--snapshot", wal.snapshot.is_some()),
         ];
         if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
-            return Err(Failure::usage(format!(
-                "{flag} is for the WAL; add `--read cdc`, or leave {flag} out"
-            )));
+            return Err(Failure::usage(format!("{flag} is for the WAL; add `--read cdc`, or remove {flag}")));
         }
     }
     match word {
@@ -178,7 +176,7 @@ fn reading(args: &RunArgs, word: ReadWord, options: ReadOptions) -> Outcome<Read
             ];
             if let Some((flag, _)) = given.iter().find(|(_, given)| *given) {
                 return Err(Failure::usage(format!(
-                    "{flag} is for a log, and the outbox is read through the WAL"
+                    "{flag} is for a log, and the outbox is read through the WAL; remove {flag}"
                 )));
             }
             let mut cdc = unnamed_cdc(options);
@@ -207,18 +205,18 @@ fn reading(args: &RunArgs, word: ReadWord, options: ReadOptions) -> Outcome<Read
             ];
             match given.iter().find(|(_, given)| *given) {
                 Some((flag, _)) => Err(Failure::usage(format!(
-                    "{flag} is for a log, and the outbox is read as a queue; add `--read log`, or leave {flag} out"
+                    "{flag} is for a log, and the outbox is read as a queue; add `--read log`, or remove {flag}"
                 ))),
                 None => Ok(Reading::Queue(options)),
             }
         }
         ReadWord::Log => {
             if args.keep_done.is_some() {
-                return Err(Failure::usage("--keep-done is for a queue; for a log say --keep-log"));
+                return Err(Failure::usage("--keep-done is for a queue; for a log, use --keep-log"));
             }
             let Some(consumer) = follow.consumer.clone().filter(|name| !name.is_empty()) else {
                 return Err(Failure::usage(
-                    "--read log needs --consumer NAME: whose offset it is, and what to seek, pause and measure",
+                    "--read log needs --consumer NAME: the name of the consumer whose offset is kept",
                 ));
             };
             let mut log = LogOptions { read: options, ..LogOptions::consumer(consumer) };

@@ -1,4 +1,4 @@
-//! What a drain did, for people and for machines.
+//! The summary of a drain, for people and as JSON.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     output,
 };
 
-/// What a drain did.
+/// The summary of a drain.
 #[derive(Serialize)]
 pub(super) struct Report {
     #[serde(flatten)]
@@ -25,12 +25,12 @@ struct PipelineReport {
     name: String,
     #[serde(flatten)]
     counts: Counts,
-    /// Why it ended before its backlog was empty.
+    /// Why the pipeline ended before its backlog was empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorReport>,
 }
 
-/// An error for machines.
+/// An error, as JSON.
 #[derive(Serialize)]
 struct ErrorReport {
     code: String,
@@ -115,10 +115,10 @@ impl Report {
             self.events_per_second
         );
         let rest = [
-            (self.total.duplicates, "that were there already"),
+            (self.total.duplicates, "already at the sink"),
             (self.total.retried, "retried"),
             (self.total.dead, "dead"),
-            (self.total.unknown, "of unknown outcome"),
+            (self.total.unknown, "with an unknown outcome"),
             (self.total.fenced, "taken over by another relay"),
         ];
         for (number, what) in rest.into_iter().filter(|(number, _)| *number > 0) {

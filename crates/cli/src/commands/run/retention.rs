@@ -1,4 +1,4 @@
-//! Removing what is old, in the background of a relay.
+//! Removes old events in the background of a relay.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,11 +10,11 @@ use crate::{
     wiring::{Store, Target},
 };
 
-/// Between two rounds; the first is soon after the start.
+/// The wait before the first round, and between two rounds.
 const FIRST: Duration = Duration::from_secs(60);
 const EVERY: Duration = Duration::from_secs(3_600);
 
-/// Removes what the pipelines have left behind and nobody wants any more, until told to stop.
+/// Removes the pipelines' old events until `stop` is cancelled.
 pub(super) async fn keep(
     store: Arc<Store>,
     pipelines: Vec<Pipeline>,
@@ -33,22 +33,22 @@ pub(super) async fn keep(
         }
         wait = EVERY;
         if queue {
-            said(queue_round(&store, &retention).await);
+            warn_if_failed(queue_round(&store, &retention).await);
         }
         if log {
-            said(log_round(&store, &retention).await);
+            warn_if_failed(log_round(&store, &retention).await);
         }
         if wal && !log && store.is_log() {
-            said(wal_round(&store, &retention).await);
-            // Where it can be a log, consumers decide what may go.
+            warn_if_failed(wal_round(&store, &retention).await);
+            // If the table can also be followed as a log, its consumers decide what may be removed.
             if store.is_followable() {
-                said(log_round(&store, &retention).await);
+                warn_if_failed(log_round(&store, &retention).await);
             }
         }
     }
 }
 
-/// Says what will be removed from a table that is not airtight's own, before anything is.
+/// Logs what will be removed from an application's table, before anything is removed.
 pub(super) fn announce(store: &Store, target: &Target, pipelines: &[Pipeline], retention: &Retention) {
     let Some(spec) = &target.database.spec else { return };
     let table = spec.display_name();
@@ -56,9 +56,9 @@ pub(super) fn announce(store: &Store, target: &Target, pipelines: &[Pipeline], r
         && let Ok(column) = spec.age_column(retention.done_by_creation)
     {
         tracing::info!(
-            "rows of {table} that are done are removed after {}, by {column}, as {} says",
+            "rows of {table} that are done are removed after {}, by {column} ({})",
             units::shown(keep),
-            retention.done_said
+            retention.done_set_by
         );
     }
     let followed = pipelines.iter().any(|one| !matches!(one.read, Reading::Queue(_)));
@@ -66,15 +66,15 @@ pub(super) fn announce(store: &Store, target: &Target, pipelines: &[Pipeline], r
         && let Some(column) = &spec.created_at
     {
         tracing::info!(
-            "rows of {table} are removed after {}, by {column}, as {} says{}",
+            "rows of {table} are removed after {}, by {column} ({}){}",
             units::shown(keep),
-            retention.log_said,
+            retention.log_set_by,
             if retention.log_waits_for_consumers { "" } else { ", whether consumers have seen them or not" }
         );
     }
 }
 
-fn said(round: Result<()>) {
+fn warn_if_failed(round: Result<()>) {
     if let Err(error) = round {
         tracing::warn!(%error, "could not remove old events; trying again in an hour");
     }
@@ -89,7 +89,7 @@ async fn queue_round(store: &Store, retention: &Retention) -> Result<()> {
     Ok(())
 }
 
-/// A table without a status is pruned behind its readers, like a log.
+/// Removes old rows of a table without a status up to where all its readers are, as for a log.
 async fn wal_round(store: &Store, retention: &Retention) -> Result<()> {
     let (Some(wanted), Some(outbox)) = (retention.of_log(), store.postgres()) else { return Ok(()) };
     let events = outbox.prune_behind(wanted.keep, &|_| {}).await?;
@@ -101,7 +101,7 @@ async fn wal_round(store: &Store, retention: &Retention) -> Result<()> {
 
 async fn log_round(store: &Store, retention: &Retention) -> Result<()> {
     let log = store.log_admin();
-    // Neither waits for the other: a log that is locked must not keep the inbox from being cleaned.
+    // Both run in any case: a locked log must not prevent the removal of old inbox entries.
     let (events, inbox) = (log_events(log, retention).await, log_inbox(log, retention).await);
     events.and(inbox)
 }
@@ -117,8 +117,8 @@ async fn log_events(log: &dyn LogAdmin, retention: &Retention) -> Result<()> {
         tracing::warn!(
             consumer,
             floor = pruned.floor,
-            "older events than retention wants stay, since this consumer has not seen them; one that is no longer \
-             needed is removed with `airtight consumers remove {consumer}`"
+            "events older than the retention stay, because this consumer has not seen them; if it is no longer needed, \
+             remove it with `airtight consumers remove {consumer}`"
         );
     }
     Ok(())

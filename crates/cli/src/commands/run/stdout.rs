@@ -1,7 +1,7 @@
-//! Who reads standard output: nobody from the start, or nobody any more while nothing is written there.
+//! Detects that standard output has no reader: from the start, or after the reader of a pipe has closed it.
 
-/// Says so where what is written goes nowhere. A program that is started with standard output closed (`>&-`) has
-/// `/dev/null` there, so closed or not cannot be told apart; either way events would be gone without a word.
+/// Warns if standard output discards what is written. A program that is started with standard output closed (`>&-`)
+/// has `/dev/null` there, so the two cases cannot be told apart; in both, events would be lost silently.
 #[cfg(unix)]
 pub(super) fn warn_of_nowhere(written: bool) {
     use std::os::unix::fs::MetadataExt;
@@ -9,20 +9,20 @@ pub(super) fn warn_of_nowhere(written: bool) {
     let device = |path: &str| std::fs::metadata(path).map(|file| (file.rdev(), file.dev(), file.ino())).ok();
     if written && device("/dev/null").is_some_and(|null| device("/dev/fd/1") == Some(null)) {
         tracing::warn!(
-            "standard output is closed, or is /dev/null: what is written there counts as delivered, and is gone. Where \
-             that is meant, `null:` says so"
+            "standard output is closed, or is /dev/null: events that are written there count as delivered, and are lost. \
+             To discard events on purpose, use `null:`"
         );
     }
 }
 
-/// Elsewhere nobody is warned.
+/// Other systems give no warning.
 #[cfg(not(unix))]
 pub(super) fn warn_of_nowhere(_written: bool) {}
 
-/// Comes back when the reader of a pipe has closed it; never, where standard output is no pipe or is not `written`.
+/// Returns when the reader of a pipe has closed it. Never returns if standard output is not a pipe or is not `written`.
 ///
-/// A write would tell as well, but an idle outbox writes nothing, and `airtight run --to stdout: | head -1` would wait
-/// for an event that nobody wants.
+/// A write would fail as well, but an idle outbox writes nothing, and `airtight run --to stdout: | head -1` would wait
+/// for the next event.
 #[cfg(target_os = "linux")]
 pub(super) async fn reader_gone(written: bool) {
     use std::os::{fd::AsFd, unix::fs::FileTypeExt};
@@ -44,7 +44,7 @@ pub(super) async fn reader_gone(written: bool) {
     std::future::pending::<()>().await;
 }
 
-/// Elsewhere the next write tells.
+/// On other systems, the next write fails.
 #[cfg(not(target_os = "linux"))]
 pub(super) async fn reader_gone(_written: bool) {
     std::future::pending::<()>().await;

@@ -32,7 +32,7 @@ async fn what_makes_no_sense_moves_nothing() {
         (&["dead", "retry", "--all", "--consumer", "biling"], 1, "there is no consumer `biling`"),
         (&["dead", "retry", "1", "--consumer", "biling"], 1, "there is no consumer `biling`"),
         (&["dead", "list", "--newest"], 2, "page with --after SEQ"),
-        (&["prune", "--older-than", "1d"], 2, "say --keep"),
+        (&["prune", "--older-than", "1d"], 2, "use --keep"),
         (&["prune", "--keep", "long"], 2, "--keep: `long` is not a duration"),
         (
             &["run", "--to", "null:", "--drain"],
@@ -40,7 +40,7 @@ async fn what_makes_no_sense_moves_nothing() {
             "the outbox is a log; follow it with `--read log --consumer NAME`",
         ),
         (&["run", "--read", "log", "--to", "null:"], 2, "--read log needs --consumer NAME"),
-        (&["run", "--read", "wal", "--to", "null:"], 2, "allowed are `queue`, `log` and `cdc`"),
+        (&["run", "--read", "wal", "--to", "null:"], 2, "allowed words are `queue`, `log` and `cdc`"),
         (&["run", "--read", "cdc", "--consumer", "x", "--to", "null:"], 2, "--consumer is for a log"),
         (&["run", "--slot", "x", "--to", "null:"], 2, "--slot is for the WAL"),
         (&["run", "--read", "queue", "--consumer", "x", "--to", "null:"], 2, "--consumer is for a log"),
@@ -48,7 +48,7 @@ async fn what_makes_no_sense_moves_nothing() {
         (
             &["run", "--read", "log", "--consumer", "x", "--keep-done", "1d", "--to", "null:"],
             2,
-            "say --keep-log",
+            "use --keep-log",
         ),
         (&["run", "--read", "log", "--consumer", "x", "--keep-log", "1", "--to", "null:"], 2, "or `forever`"),
     ] {
@@ -79,8 +79,8 @@ async fn a_queue_has_no_consumers() {
         (&["dead", "retry", "1", "--consumer", "x"], 2, "--consumer is for a log"),
         (&["dead", "discard", "--all", "--yes", "--consumer", "x"], 2, "--consumer is for a log"),
         (&["dead", "show", "1", "--consumer", "x"], 2, "--consumer is for a log"),
-        (&["prune", "--keep", "1d"], 2, "say --older-than"),
-        (&["prune", "--ignore-consumers"], 2, "say --older-than"),
+        (&["prune", "--keep", "1d"], 2, "use --older-than"),
+        (&["prune", "--ignore-consumers"], 2, "use --older-than"),
         (&["migrate", "--shape", "log"], 1, "airtight.outbox is a queue already"),
     ] {
         let error = log.run(args).error(code);

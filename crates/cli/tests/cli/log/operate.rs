@@ -134,10 +134,10 @@ async fn dead_letters_of_each_consumer_wait_for_a_person() {
     assert_eq!(keys(&parked, "seq"), [1, 2]);
     assert!(log.run(&["consumers", "parked", "mail"]).ok().contains("http_422"));
     let status = log.run(&["status"]).ok();
-    assert!(status.contains("4 dead letters to decide on"), "{status}");
+    assert!(status.contains("4 dead letters to decide about"), "{status}");
 
     let error = log.run(&["dead", "show", "1"]).error(1);
-    assert_eq!(error, "error: event `1` is parked for billing, mail: say which with --consumer NAME");
+    assert_eq!(error, "error: event `1` is parked for billing, mail: choose one with --consumer NAME");
     let shown = log.run(&["dead", "show", "1", "--consumer", "mail", "--json"]).json();
     assert_eq!((&shown["consumer"], &shown["event"]["aggregateId"]), (&json!("mail"), &json!("a")));
     // The id serves as well as the seq.
@@ -187,7 +187,7 @@ async fn a_failed_event_is_set_aside_and_its_key_waits_for_it() {
     let seqs: Vec<i64> = server.requests().iter().filter_map(|request| seq(&request.body)).collect();
     let of_a: Vec<i64> = seqs.iter().copied().filter(|seq| *seq < 3).collect();
     assert_eq!(of_a, [1, 1, 2], "{seqs:?}");
-    assert_eq!(log.run(&["consumers", "parked", "billing"]).ok(), "nothing is parked\n");
+    assert_eq!(log.run(&["consumers", "parked", "billing"]).ok(), "no parked events\n");
 
     // Going back drops what is parked, since it comes again.
     server.rule(|_| Reply::status(422));
@@ -243,8 +243,8 @@ async fn retention_waits_for_consumers_unless_told_otherwise() {
     let human = log.run(&["prune", "--keep", "0s"]).ok();
     assert!(
         human.starts_with(
-            "removed 0 events of the log, 0 partitions dropped whole; all up to seq 1 are gone\n\
-             an event stays for 0s, by created_at (--keep)\n"
+            "removed 0 events of the log, 0 partitions dropped whole; all events up to seq 1 are removed\n\
+             events are kept for 0s, by created_at (--keep)\n"
         ),
         "{human}"
     );
@@ -260,7 +260,7 @@ async fn retention_waits_for_consumers_unless_told_otherwise() {
     assert_eq!(log.consumer("slow")["offset"], 1, "nothing moved");
 
     let ran = log.run(&["prune", "--keep", "0s", "--ignore-consumers"]);
-    assert!(ran.stderr.contains("behind retention now: slow"), "{ran:?}");
+    assert!(ran.stderr.contains("now behind retention: slow"), "{ran:?}");
     assert!(ran.ok().starts_with("removed 2 events of the log, whether consumers have seen them or not"));
     assert_eq!(log.consumer("slow")["behind_retention"], true);
     assert!(log.run(&["consumers", "list"]).ok().contains("behind retention"));

@@ -137,9 +137,9 @@ fn a_config_that_cannot_run_does_not_pass_offline() {
         ("[database]\nurl = \"sqlite:shop.db\"\n", "no pipeline"),
         (
             "[pipelines.a]\nread = \"cdc\"\nto = \"null:\"\n[database]\nurl = \"sqlite:shop.db\"\n",
-            "SQLite has no WAL",
+            "cannot follow SQLite's WAL",
         ),
-        ("[pipelines.a]\nread = \"cdc\"\nto = \"null:\"\n", "SQLite has no WAL"),
+        ("[pipelines.a]\nread = \"cdc\"\nto = \"null:\"\n", "cannot follow SQLite's WAL"),
     ] {
         shop.write("airtight.toml", text);
         for args in [

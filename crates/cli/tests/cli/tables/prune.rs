@@ -49,7 +49,7 @@ async fn prune_obeys_the_files_retention() {
         "removed 0 events delivered more than 30d ago, by finished_at ([retention] done)\n"
     );
     let error = shop.run(&["prune", "-c", "forever.toml"]).error(2);
-    assert!(error.contains("for ever") && error.contains("--older-than"), "{error}");
+    assert!(error.contains("forever") && error.contains("--older-than"), "{error}");
     let report = shop.run(&["prune", "-c", "drop.toml", "--dry-run", "--json"]).json();
     assert_eq!(report, json!({"pruned": 1, "by": "finished_at", "older_than": "5d", "dry_run": true}));
     assert_eq!(
