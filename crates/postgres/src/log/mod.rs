@@ -199,7 +199,7 @@ impl PgLog {
             loop {
                 match outbox.make_partitions().await {
                     Ok(made) if made > 0 => {
-                        tracing::info!(partitions = made, "created partitions in advance")
+                        tracing::info!(partitions = made, "created partitions in advance");
                     }
                     Ok(_) => {}
                     Err(error) => {
