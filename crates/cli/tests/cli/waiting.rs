@@ -69,7 +69,7 @@ async fn a_log_behind_an_open_publisher_says_whom_it_waits_for() {
     server.publish("behind");
     let said = relay.wait_for_log("a transaction has published and is still open");
     let who = format!("pid {pid} (till, idle in transaction), open for ");
-    assert!(said.contains(&who) && said.contains("behind seq 1"), "{said}");
+    assert!(said.contains(&who) && said.contains("wait after seq 1"), "{said}");
     let shown = server.run(&["consumers", "show", "c"]).ok();
     assert!(shown.contains(&format!("waits for   {who}")), "{shown}");
     let status = server.run(&["status"]).ok();

@@ -499,7 +499,7 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             findings.push(Finding { fatal: true, message });
         } else if !consumer.waits_for.is_empty() {
             let message = format!(
-                "consumer `{name}` waits at seq {}, because a transaction that has published is still open: {}. See \
+                "consumer `{name}` waits after seq {}, because a transaction that has published is still open: {}. See \
                  \"A log that stands still\" in docs/operations.md",
                 consumer.offset,
                 open_publishers(&consumer.waits_for)

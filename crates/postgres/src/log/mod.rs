@@ -381,7 +381,7 @@ impl PgLog {
         if !open.is_empty() {
             tracing::warn!(
                 outbox = table.columns.outbox,
-                "the log and all its consumers wait at seq {seq}: a transaction has published and is still open: {}",
+                "the log and all its consumers wait after seq {seq}: a transaction has published and is still open: {}",
                 open_publishers(&open)
             );
         }
