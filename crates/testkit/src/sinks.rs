@@ -38,7 +38,9 @@ pub trait SinkUnderTest: Send + Sync {
     /// A new sink on the same destination, not opened yet.
     async fn sink(&self) -> Self::Sink;
 
-    /// What the destination has accepted, in order of arrival (at least per key), including repeats.
+    /// What the destination has accepted, in order of arrival (at least per key), including repeats. The order is the
+    /// destination's own: a list that is sorted by `seq` would hide errors. A destination may overwrite an event that
+    /// arrives again; then the event is returned once.
     async fn received(&self) -> Vec<Received>;
 
     /// Which of the hooks below work.
@@ -52,11 +54,12 @@ pub trait SinkUnderTest: Send + Sync {
     /// Starts it again, at the same address.
     async fn start(&self) {}
 
-    /// Makes the destination refuse this event permanently ([`Hooks::can_refuse`]), or no event.
+    /// Makes the destination refuse this event permanently ([`Hooks::can_refuse`]), or no event. The sink must report a
+    /// permanent error for the event.
     async fn refuse(&self, _event_id: Option<&str>) {}
 
     /// Makes the destination refuse every client, as with a wrong password ([`Hooks::can_be_unavailable`]), or
-    /// accept clients again.
+    /// accept clients again. The sink must report an unavailable error.
     async fn turn_away(&self, _everyone: bool) {}
 
     /// The size of the large payload: below the destination's own limit.

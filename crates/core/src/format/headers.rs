@@ -101,6 +101,9 @@ fn text(value: &serde_json::Value) -> Cow<'_, str> {
 
 /// Text that any header can carry: printable ASCII, with `%` encoded so that decoding is unambiguous. Spaces at the
 /// ends could be trimmed in transit, so they are encoded too.
+///
+/// This is only for headers: `/`, `:` and `.` stay as they are, so the result is not a safe path or file name. To encode
+/// the values of a template, use [`crate::route::Template::render_with`].
 pub fn percent_encode(text: &str) -> Cow<'_, str> {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let last = text.len().saturating_sub(1);
