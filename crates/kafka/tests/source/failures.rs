@@ -278,7 +278,7 @@ async fn messages_that_retention_took_are_an_error_with_the_place() {
     let source = open(config(&brokers, &topic)).await;
     let error = eventually_some(PATIENCE, "an error", async || source.next(LIMITS).await.err()).await;
     assert_eq!((error.code(), error.class()), ("behind_retention", Class::Permanent));
-    let expected = format!("{topic}/{behind} stands at offset 3, and the oldest message is 10: 7 are gone");
+    let expected = format!("{topic}/{behind} is at offset 3, and the oldest message is 10: 7 are gone");
     assert!(error.message().contains(&expected), "{error}");
     assert!(error.to_string().contains("--reset-offsets"), "{error}");
     source.close().await.unwrap();
