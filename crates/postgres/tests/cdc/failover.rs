@@ -105,7 +105,7 @@ async fn a_copy_of_the_slot_that_is_ahead_loses_nothing() {
     assert_eq!(f.number("SELECT count(*) FROM airtight.outbox WHERE status <> 'done'").await, 0);
     // But whoever moves it on the new primary makes a gap.
     f.publish("a", 21..31).await;
-    f.sql(&format!("SELECT pg_replication_slot_advance('{}', pg_current_wal_lsn())", f.slot())).await;
+    f.advance_slot().await;
     let error = f.start(&sink).error().await;
     assert_eq!(error.code(), "slot_moved", "{error}");
 }

@@ -52,7 +52,7 @@ async fn a_slot_that_was_made_anew() {
 async fn a_slot_that_was_moved_by_hand() {
     let Some((f, sink)) = delivered_one("moved").await else { return };
     f.publish("a", 2..4).await;
-    f.sql(&format!("SELECT pg_replication_slot_advance('{}', pg_current_wal_flush_lsn())", f.slot())).await;
+    f.advance_slot().await;
     let error = f.drain(&sink).await.unwrap_err();
     refused(&error, "slot_moved");
     assert!(error.message().contains("bytes of WAL would be skipped"), "{error}");

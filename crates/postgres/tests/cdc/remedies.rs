@@ -192,11 +192,7 @@ async fn a_slot_that_was_made_anew() {
 async fn a_slot_that_was_moved() {
     let Some((f, sink)) = Fixture::delivered_one("slot_moved").await else { return };
     f.publish("b", 0..10).await;
-    let advance = format!("SELECT pg_replication_slot_advance('{}', pg_current_wal_flush_lsn())", f.slot());
-    eventually(SOON, "the slot to be free", async || {
-        sqlx::query(sqlx::AssertSqlSafe(advance.clone())).execute(&f.pool).await.is_ok()
-    })
-    .await;
+    f.advance_slot().await;
     assert_eq!(f.until_read(&sink, "b", 10).await, NONE);
 }
 

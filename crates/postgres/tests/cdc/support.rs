@@ -97,13 +97,26 @@ impl Fixture {
         .await;
     }
 
+    /// Moves the slot to the end of the WAL. The connection of a relay that has ended may keep it for a moment.
+    pub(crate) async fn advance_slot(&self) {
+        let advance =
+            format!("SELECT pg_replication_slot_advance('{}', pg_current_wal_flush_lsn())", self.slot());
+        eventually(SOON, "the slot to be free", async || {
+            sqlx::query(AssertSqlSafe(advance.clone())).execute(&self.pool).await.is_ok()
+        })
+        .await;
+    }
+
     /// What `airtight cdc recover` does.
     pub(crate) async fn recover(&self) {
-        self.sql(&format!(
+        let sql = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{0}'; \
              UPDATE airtight.slot SET phase = 'new', lsn = NULL, system = NULL WHERE name = '{0}'",
             self.slot()
-        ))
+        );
+        eventually(SOON, "the slot to be free", async || {
+            sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(&self.pool).await.is_ok()
+        })
         .await;
     }
 

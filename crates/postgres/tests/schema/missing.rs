@@ -157,7 +157,10 @@ async fn a_log_that_was_dropped_goes_on_behind_its_consumers() {
     let findings = f.outbox.check().await.unwrap();
     assert!(findings.iter().any(|one| one.fatal && one.message.contains("airtight.outbox")), "{findings:?}");
     let did = f.outbox.migrate().await.unwrap();
-    assert!(did.iter().any(|line| line.contains("airtight.outbox") && line.contains("its contents are lost")), "{did:?}");
+    assert!(
+        did.iter().any(|line| line.contains("airtight.outbox") && line.contains("its contents are lost")),
+        "{did:?}"
+    );
     assert_eq!(f.publish("k", 81).await, 81);
     let ahead = f.reader("ahead").await;
     assert_eq!(ahead.seqs(1).await, [81]);
