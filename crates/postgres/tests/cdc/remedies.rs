@@ -398,6 +398,7 @@ async fn a_server_without_room_for_a_slot() {
 #[tokio::test]
 async fn a_slot_that_somebody_else_reads() {
     let Some((f, sink)) = Fixture::delivered_one("held").await else { return };
+    f.is_free().await;
     let (url, publications) = (f.url(), format!("publication_names={}", f.slot()));
     let arguments = [
         "--start",

@@ -97,6 +97,13 @@ impl Fixture {
         .await;
     }
 
+    /// Waits until nothing holds the slot: the connection of a relay that has ended may keep it for a moment.
+    pub(crate) async fn is_free(&self) {
+        let active =
+            format!("SELECT count(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'", self.slot());
+        eventually(SOON, "the slot to be free", async || self.number(&active).await == 0).await;
+    }
+
     /// Moves the slot to the end of the WAL. The connection of a relay that has ended may keep it for a moment.
     pub(crate) async fn advance_slot(&self) {
         let advance =
