@@ -2,9 +2,9 @@
 
 use airtight_core::{Error, admin::Admin};
 use airtight_postgres::{PgOptions, PgOutbox};
-use airtight_testkit::{postgres_server::PrivateServer, wait::eventually};
+use airtight_testkit::postgres_server::PrivateServer;
 
-use crate::support::{Fixture, Recorder, SOON};
+use crate::support::{Fixture, Recorder};
 
 fn says(error: &Error, code: &str, texts: &[&str]) {
     assert_eq!(error.code(), code, "{error}");
