@@ -73,6 +73,8 @@ impl Anchor {
         self.watched.iter().find_map(|(path, was)| {
             let what = match identity(path) {
                 Ok(is) if is == *was => return None,
+                // SQLite creates a removed log again when the next connection opens the file.
+                Ok(_) if *path != self.file => "removed",
                 Ok(_) => "replaced",
                 Err(error) if is_gone(&error) => "removed",
                 Err(_) => return None,

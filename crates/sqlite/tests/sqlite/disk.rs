@@ -215,6 +215,23 @@ async fn a_write_ahead_log_that_is_removed_is_noticed_and_what_it_held_is_kept()
     assert_eq!(drained(&copy_named_by(&error)).await, ["one", "two"]);
 }
 
+/// The next connection of any process creates the log again, so another log says no more than that this one is gone.
+#[tokio::test]
+async fn a_removed_write_ahead_log_that_sqlite_has_created_again_is_noticed_as_well() {
+    let fixture = Fixture::new().await;
+    fixture.publish(&["one", "two"]).await;
+    let log = with(&fixture.path(), "-wal");
+    std::fs::remove_file(&log).unwrap();
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(fixture.path());
+    let other = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let _ = sqlx::query("SELECT count(*) FROM sqlite_schema").execute(&other).await;
+    assert!(Path::new(&log).exists(), "SQLite has created it");
+    let error = Admin::publish(&fixture.outbox, &[event("lost")]).await.unwrap_err();
+    assert_eq!(error.code(), "file_replaced", "{error}");
+    assert!(error.message().contains("outbox.db-wal was removed while it was open"), "{error}");
+    assert_eq!(drained(&copy_named_by(&error)).await, ["one", "two"]);
+}
+
 #[tokio::test]
 async fn a_directory_that_vanishes_takes_no_event_with_it() {
     let fixture = Fixture::new().await;
