@@ -25,19 +25,31 @@ const MOST: i32 = i32::MAX - 1;
 const SIZE: &str = "(coalesce(pg_column_size(t.payload), 0) + coalesce(pg_column_size(t.payload_bytes), 0))";
 
 /// The claim. Parameters: token, events, bytes, lease in seconds, relay, slots, tokens, streams, events per
-/// index range, largest payload, whether to claim a suspect alone.
+/// index range, largest payload. With `alone` the statement claims one suspect; without it, it sets suspects aside.
 pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
     let (table, relay) = (&c.table, &c.relay);
     let takeable = takeable(member.order);
     let (fresh, due) = (fresh(c, member), due(c, member));
     let candidates = if alone { alone_candidate(c, member) } else { candidates(member) };
     let Blocking { blocked, free } = if alone { Blocking::nothing() } else { Blocking::by_order(c, member) };
-    let may_suspect = if alone { "$11" } else { "NOT $11 AND NOT suspect" };
     let event = event();
     // Set aside: pending again, with the attempt given back if there was a claim, which counts as a lost lease.
     let back = "status = 'pending', claim_token = NULL, locked_until = NULL,
             attempts = greatest(t.attempts - (t.status = 'processing')::int, 0),
             lost_leases = t.lost_leases + (t.status = 'processing')::int";
+    let (may_claim, suspected) = if alone {
+        ("true", String::new())
+    } else {
+        let suspected = format!(
+            ",
+        suspected AS (
+          UPDATE {table} t SET next_retry_at = coalesce(t.next_retry_at, now()), {back}
+          WHERE t.seq = ANY(ARRAY(SELECT seq FROM candidate WHERE suspect AND takeover))
+            AND t.phase = 0 AND {takeable}
+        )"
+        );
+        ("NOT suspect", suspected)
+    };
     // In `claimed`, a takeover is the same attempt, and one more lost lease.
     format!(
         "
@@ -50,7 +62,7 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
         blocked AS MATERIALIZED ({blocked}),
         chosen AS (
           SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM candidate x
-          WHERE ({may_suspect}) AND seq NOT IN (SELECT b.seq FROM blocked b) AND {free}
+          WHERE {may_claim} AND seq NOT IN (SELECT b.seq FROM blocked b) AND {free}
         ),
         claimed AS (
           UPDATE {table} t SET status = 'processing', claim_token = $1,
@@ -65,12 +77,7 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
         held AS (
           UPDATE {table} t SET next_retry_at = 'infinity', {back}
           WHERE t.seq = ANY(ARRAY(SELECT seq FROM blocked)) AND t.phase = 0 AND {takeable} RETURNING 1
-        ),
-        suspected AS (
-          UPDATE {table} t SET next_retry_at = coalesce(t.next_retry_at, now()), {back}
-          WHERE t.seq = ANY(ARRAY(SELECT seq FROM candidate WHERE suspect AND takeover AND NOT $11))
-            AND t.phase = 0 AND {takeable}
-        )
+        ){suspected}
         SELECT EXISTS (SELECT FROM me) AS alive, EXISTS (SELECT FROM held) AS held,
           EXISTS (SELECT FROM candidate WHERE suspect AND seq NOT IN (SELECT b.seq FROM blocked b)) AS suspects,
           claimed.* FROM (SELECT 1) AS one LEFT JOIN claimed ON true ORDER BY claimed.row_id"

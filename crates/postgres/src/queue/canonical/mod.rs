@@ -167,7 +167,6 @@ impl Store for Canonical {
                 .bind(&member.streams)
                 .bind(as_i64(per_range))
                 .bind(as_i64(request.max_payload))
-                .bind(request.alone)
                 .fetch(conn.get());
             let (claimed, held) = collect(rows, &self.spec, request, row_key).await?;
             conn.commit().await?;

@@ -109,12 +109,8 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
            ON CONFLICT (outbox, event) DO UPDATE SET claim_token = excluded.claim_token, \
              locked_until = excluded.locked_until, attempts = {attempts_now}, \
              lost_leases = s.lost_leases + (s.claim_token IS NOT NULL)::int \
-           WHERE {free} AND (s.next_retry_at IS NULL OR s.next_retry_at <= now()) RETURNING s.event, s.attempts, s.lost_leases), \
-         suspected AS (UPDATE {side_table} s SET claim_token = NULL, locked_until = NULL, \
-             attempts = greatest(s.attempts - 1, 0), lost_leases = s.lost_leases + 1 \
-           FROM candidate x WHERE s.outbox = {outbox} AND s.event = x.event AND x.suspect AND x.takeover \
-             AND NOT {alone} AND {free}) \
-         {refunded} {moved} \
+           WHERE {free} AND (s.next_retry_at IS NULL OR s.next_retry_at <= now()) RETURNING s.event, s.attempts, s.lost_leases) \
+         {suspected} {moved} \
          SELECT EXISTS (SELECT FROM me) AS alive, false AS held, \
            EXISTS (SELECT FROM candidate WHERE suspect) AS suspects, got.* \
          FROM (SELECT 1) AS one LEFT JOIN (SELECT candidate.event AS row_id, candidate.slot, \
@@ -122,7 +118,7 @@ pub(super) fn claim(c: &Columns, member: &Member, alone: bool) -> String {
            FROM leased JOIN candidate USING (event) JOIN {table} t ON {identity} = candidate.identity) AS got ON true \
          ORDER BY {place}",
         relay = c.relay,
-        refunded = refunded(c, alone),
+        suspected = if alone { String::new() } else { suspected(c, &free) },
         waiting = blocked.cte,
         blocked_filter = blocked.filter,
         size = c.stored_size(),
@@ -222,14 +218,22 @@ fn moved(c: &Columns) -> String {
     )
 }
 
-/// A suspect that is set apart has its attempt back, where the table counts attempts itself.
-fn refunded(c: &Columns, alone: bool) -> String {
-    let Some(Count::Attempts(column)) = &c.spec.count else { return String::new() };
+/// Sets suspects aside for a claim with `alone`. Those that were claimed get their attempt back, in the table as well if it
+/// counts attempts itself.
+fn suspected(c: &Columns, free: &str) -> String {
+    let side = format!(
+        ", suspected AS (UPDATE {} s SET claim_token = NULL, locked_until = NULL, \
+           attempts = greatest(s.attempts - 1, 0), lost_leases = s.lost_leases + 1 \
+         FROM candidate x WHERE s.outbox = {} AND s.event = x.event AND x.suspect AND x.takeover AND {free})",
+        c.side,
+        literal(&c.outbox),
+    );
+    let Some(Count::Attempts(column)) = &c.spec.count else { return side };
     let mut set = Assignments::default();
     set.set(column, format!("greatest({}, 1) - 1", col(column)));
     format!(
-        ", refunded AS (UPDATE {} t SET {set} FROM candidate x \
-         WHERE {} = x.identity AND x.suspect AND x.takeover AND NOT {alone})",
+        "{side}, refunded AS (UPDATE {} t SET {set} FROM candidate x \
+         WHERE {} = x.identity AND x.suspect AND x.takeover)",
         c.table,
         c.identity(),
     )
