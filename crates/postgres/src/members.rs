@@ -1,62 +1,238 @@
 //! Which relays are alive, and which relay owns which partition.
 
-use std::{sync::OnceLock, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use airtight_core::{
     Code, Error, Result,
     group::{GroupKind, Member, Members, Peer, Pulse},
-    queue::RowClaim,
+    queue::{RowClaim, RowKey},
 };
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use crate::{PgOutbox, columns::EventColumns, error::doing, groups, outbox::Conn, slots};
+use crate::{
+    PgOutbox, columns::EventColumns, error::doing, groups, outbox::Conn, queue::Store, slots,
+};
 
-/// The group of relays that follow an outbox, as a log or through the WAL.
+/// The table that a group of relays reads.
 #[derive(Debug)]
-pub(crate) struct Followers {
-    outbox: PgOutbox,
-    columns: OnceLock<EventColumns>,
+enum Table {
+    Queue(Arc<dyn Store>),
+    /// Read as a log, or through the WAL.
+    Followed(Box<EventColumns>),
 }
 
-impl Followers {
+impl Table {
+    fn columns(&self) -> &EventColumns {
+        match self {
+            Self::Queue(store) => store,
+            Self::Followed(columns) => columns,
+        }
+    }
+}
+
+/// The relays of an outbox, which they read as a queue, as a log or through the WAL.
+#[derive(Debug)]
+pub(crate) struct RelayGroup {
+    outbox: PgOutbox,
+    /// Set when the outbox is opened.
+    table: OnceLock<Table>,
+}
+
+impl RelayGroup {
     pub(crate) fn new(outbox: PgOutbox) -> Self {
-        Self { outbox, columns: OnceLock::new() }
+        Self { outbox, table: OnceLock::new() }
     }
 
-    /// The table is known. Opening again finds it known already.
-    pub(crate) fn know(&self, columns: &EventColumns) {
-        let _ = self.columns.set(columns.clone());
+    /// They read a queue. Opening again finds the table set already.
+    pub(crate) fn read_queue(&self, store: Arc<dyn Store>) {
+        let _ = self.table.set(Table::Queue(store));
     }
 
-    fn columns(&self) -> Result<&EventColumns> {
-        self.columns.get().ok_or_else(|| Error::permanent(Code::NOT_OPEN, "the outbox was not opened"))
+    /// They follow a log or the WAL. Opening again finds the table set already.
+    pub(crate) fn follow(&self, columns: &EventColumns) {
+        let _ = self.table.set(Table::Followed(columns.clone().into()));
+    }
+
+    fn table(&self) -> Result<&Table> {
+        self.table.get().ok_or_else(|| Error::permanent(Code::NOT_OPEN, "the outbox was not opened"))
     }
 }
 
 #[async_trait]
-impl Members for Followers {
+impl Members for RelayGroup {
     async fn join(&self, member: &Member) -> Result<()> {
-        join(&self.outbox, self.columns()?, member).await
+        let (outbox, table) = (&self.outbox, self.table()?);
+        let c = table.columns();
+        slots::check(member)?;
+        let mut conn = outbox.begin().await?;
+        lock_group(outbox, &mut conn, c).await?;
+        // A relay that is not counted below must not come back with its next heartbeat: it is evicted, which waits
+        // for a claim that it has under way. Relays of one's own group are left to `take`, which gives away what
+        // they owned.
+        // Without order no relay takes partitions, so rows of relays that ended long ago are removed here.
+        let evict = format!(
+            "DELETE FROM {} WHERE outbox = $1 AND expires_at < now() \
+             AND (grp <> $2 OR expires_at < now() - interval '1 day')",
+            c.relay
+        );
+        sqlx::query(AssertSqlSafe(evict))
+            .persistent(!outbox.pooled)
+            .bind(&c.outbox)
+            .bind(member.group.stored())
+            .execute(conn.get())
+            .await
+            .map_err(doing("evicting other relays"))?;
+        // Consumers of a log share with everyone, and readers of the WAL with one another.
+        let overlap = format!(
+            "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 \
+             AND NOT {my_log} AND NOT {log} AND NOT ({my_cdc} AND {cdc}) \
+             AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
+            c.relay,
+            my_log = member.is_consumer(),
+            log = groups::is_kind("grp", GroupKind::Log),
+            my_cdc = member.group.kind() == GroupKind::Cdc,
+            cdc = groups::is_kind("grp", GroupKind::Cdc),
+        );
+        let found = sqlx::query(AssertSqlSafe(overlap))
+            .persistent(!outbox.pooled)
+            .bind(&c.outbox)
+            .bind(member.group.stored())
+            .bind(&member.streams)
+            .fetch_optional(conn.get())
+            .await
+            .map_err(doing("looking for other relays"))?;
+        if let Some(other) = found {
+            let host: String = other.try_get(0).map_err(doing("looking for other relays"))?;
+            let group: String = other.try_get(1).map_err(doing("looking for other relays"))?;
+            return Err(Error::permanent(
+                Code::OVERLAP,
+                format!(
+                    "a relay on {host} reads the same streams of {} with other settings ({group}, this one is {}): give both relays the same order and streams, or different streams",
+                    c.outbox, member.group
+                ),
+            ));
+        }
+        let sql = format!(
+            "WITH me AS (INSERT INTO {} (id, outbox, grp, host, streams, ord, expires_at) \
+               VALUES ($1, $2, $3, $4, $5, $6, now() + make_interval(secs => $7)) \
+               ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at) \
+             INSERT INTO {} (outbox, grp, n) SELECT $2, $3, n FROM generate_series(0, $8::int - 1) AS n \
+               ON CONFLICT DO NOTHING",
+            c.relay, c.partition
+        );
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(member.id)
+            .bind(&c.outbox)
+            .bind(member.group.stored())
+            .bind(&member.host)
+            .bind(&member.streams)
+            .bind(member.order.as_str())
+            .bind(member.lease.as_secs_f64())
+            .bind(i32::from(member.partitions))
+            .execute(conn.get())
+            .await
+            .map_err(doing("joining the other relays"))?;
+        conn.commit().await?;
+        match table {
+            Table::Queue(store) => store.joined(outbox, member).await,
+            Table::Followed(_) => Ok(()),
+        }
     }
 
-    async fn heartbeat(&self, member: &Member, _rows: &[RowClaim]) -> Result<Pulse> {
-        heartbeat(&self.outbox, self.columns()?, member).await
+    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
+        let (outbox, table) = (&self.outbox, self.table()?);
+        let mut conn = outbox.acquire().await?;
+        let mut pulse = pulse(outbox, &mut conn, table.columns(), member).await?;
+        if let Table::Queue(store) = table
+            && pulse.alive
+            && !rows.is_empty()
+        {
+            let renewed = store.renew(outbox, &mut conn, member, rows).await?;
+            let renewed: HashSet<RowKey> = renewed.into_iter().collect();
+            pulse.lost =
+                rows.iter().map(|row| row.key.clone()).filter(|key| !renewed.contains(key)).collect();
+        }
+        conn.commit().await?;
+        Ok(pulse)
     }
 
     async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        take(&self.outbox, self.columns()?, member, wanted).await
+        let (outbox, c) = (&self.outbox, self.table()?.columns());
+        let failed = doing("taking partitions");
+        let mut conn = outbox.begin().await?;
+        lock_group(outbox, &mut conn, c).await?;
+        // Waits for a claim that the evicted relay has under way: that holds its row.
+        sqlx::query(AssertSqlSafe(format!("DELETE FROM {} WHERE outbox = $1 AND expires_at < now()", c.relay)))
+            .persistent(!outbox.pooled)
+            .bind(&c.outbox)
+            .execute(conn.get())
+            .await
+            .map_err(&failed)?;
+        // A statement of its own, so that it sees what was deleted by others, too.
+        let sql = format!(
+            "UPDATE {} p SET owner = $1, epoch = epoch + 1 WHERE p.outbox = $2 AND p.grp = $3 AND p.n = ANY($4::smallint[]) \
+             AND (p.owner IS NULL OR NOT EXISTS (SELECT FROM {relay} r WHERE r.id = p.owner)) \
+             AND EXISTS (SELECT FROM {relay} r WHERE r.id = $1) RETURNING p.n",
+            c.partition,
+            relay = c.relay,
+        );
+        let taken: Vec<i16> = sqlx::query_scalar(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(member.id)
+            .bind(&c.outbox)
+            .bind(member.group.stored())
+            .bind(numbers(wanted))
+            .fetch_all(conn.get())
+            .await
+            .map_err(&failed)?;
+        conn.commit().await?;
+        Ok(taken.into_iter().filter_map(|n| u16::try_from(n).ok()).collect())
     }
 
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        give(&self.outbox, self.columns()?, member, partitions).await
+        let (outbox, c) = (&self.outbox, self.table()?.columns());
+        let sql = format!(
+            "UPDATE {} SET owner = NULL WHERE outbox = $1 AND grp = $2 AND n = ANY($3::smallint[]) AND owner = $4",
+            c.partition
+        );
+        let mut conn = outbox.acquire().await?;
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(&c.outbox)
+            .bind(member.group.stored())
+            .bind(numbers(partitions))
+            .bind(member.id)
+            .execute(conn.get())
+            .await
+            .map_err(doing("giving up partitions"))?;
+        conn.commit().await
     }
 
     async fn leave(&self, member: &Member) -> Result<()> {
         // Without a table it was refused before it joined.
-        let Some(columns) = self.columns.get() else { return Ok(()) };
-        leave(&self.outbox, columns, member).await
+        let Some(table) = self.table.get() else { return Ok(()) };
+        let (outbox, c) = (&self.outbox, table.columns());
+        let sql = format!(
+            "WITH me AS (DELETE FROM {} WHERE id = $1) UPDATE {} SET owner = NULL WHERE outbox = $2 AND grp = $3 AND owner = $1",
+            c.relay, c.partition
+        );
+        let mut conn = outbox.acquire().await?;
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(!outbox.pooled)
+            .bind(member.id)
+            .bind(&c.outbox)
+            .bind(member.group.stored())
+            .execute(conn.get())
+            .await
+            .map_err(doing("leaving the other relays"))?;
+        conn.commit().await
     }
 }
 
@@ -72,95 +248,8 @@ pub(crate) async fn lock_group(outbox: &PgOutbox, conn: &mut Conn, c: &EventColu
     Ok(())
 }
 
-pub(crate) async fn join(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<()> {
-    slots::check(member)?;
-    let mut conn = outbox.begin().await?;
-    lock_group(outbox, &mut conn, c).await?;
-    // A relay that is not counted below must not come back with its next heartbeat: it is evicted, which waits
-    // for a claim that it has under way. Relays of one's own group are left to `take`, which gives away what
-    // they owned.
-    // Without order no relay takes partitions, so rows of relays that ended long ago are removed here.
-    let evict = format!(
-        "DELETE FROM {} WHERE outbox = $1 AND expires_at < now() \
-         AND (grp <> $2 OR expires_at < now() - interval '1 day')",
-        c.relay
-    );
-    sqlx::query(AssertSqlSafe(evict))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .bind(member.group.stored())
-        .execute(conn.get())
-        .await
-        .map_err(doing("evicting other relays"))?;
-    // Consumers of a log share with everyone, and readers of the WAL with one another.
-    let overlap = format!(
-        "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 \
-         AND NOT {my_log} AND NOT {log} AND NOT ({my_cdc} AND {cdc}) \
-         AND (cardinality(streams) = 0 OR cardinality($3::text[]) = 0 OR streams && $3) LIMIT 1",
-        c.relay,
-        my_log = member.is_consumer(),
-        log = groups::is_kind("grp", GroupKind::Log),
-        my_cdc = member.group.kind() == GroupKind::Cdc,
-        cdc = groups::is_kind("grp", GroupKind::Cdc),
-    );
-    let found = sqlx::query(AssertSqlSafe(overlap))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .bind(member.group.stored())
-        .bind(&member.streams)
-        .fetch_optional(conn.get())
-        .await
-        .map_err(doing("looking for other relays"))?;
-    if let Some(other) = found {
-        let host: String = other.try_get(0).map_err(doing("looking for other relays"))?;
-        let group: String = other.try_get(1).map_err(doing("looking for other relays"))?;
-        return Err(Error::permanent(
-            Code::OVERLAP,
-            format!(
-                "a relay on {host} reads the same streams of {} with other settings ({group}, this one is {}): give both relays the same order and streams, or different streams",
-                c.outbox, member.group
-            ),
-        ));
-    }
-    let sql = format!(
-        "WITH me AS (INSERT INTO {} (id, outbox, grp, host, streams, ord, expires_at) \
-           VALUES ($1, $2, $3, $4, $5, $6, now() + make_interval(secs => $7)) \
-           ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at) \
-         INSERT INTO {} (outbox, grp, n) SELECT $2, $3, n FROM generate_series(0, $8::int - 1) AS n \
-           ON CONFLICT DO NOTHING",
-        c.relay, c.partition
-    );
-    sqlx::query(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(member.id)
-        .bind(&c.outbox)
-        .bind(member.group.stored())
-        .bind(&member.host)
-        .bind(&member.streams)
-        .bind(member.order.as_str())
-        .bind(member.lease.as_secs_f64())
-        .bind(i32::from(member.partitions))
-        .execute(conn.get())
-        .await
-        .map_err(doing("joining the other relays"))?;
-    conn.commit().await
-}
-
 /// Renews the relay's own lease, and returns which other relays are alive.
-pub(crate) async fn heartbeat(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<Pulse> {
-    let mut conn = outbox.acquire().await?;
-    let pulse = pulse(outbox, &mut conn, c, member).await?;
-    conn.commit().await?;
-    Ok(pulse)
-}
-
-/// The same, on a connection that is used further.
-pub(crate) async fn pulse(
-    outbox: &PgOutbox,
-    conn: &mut Conn,
-    c: &EventColumns,
-    member: &Member,
-) -> Result<Pulse> {
+async fn pulse(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns, member: &Member) -> Result<Pulse> {
     let failed = doing("renewing leases");
     // The relays and the partitions as they were before the renewal: only this relay's own row changes.
     let sql = format!(
@@ -205,83 +294,6 @@ fn peers(row: &PgRow) -> sqlx::Result<Vec<Peer>> {
     Ok(peers
         .map(|((id, host), (renewal, seconds))| Peer { id, host, renewal, left: left(seconds) })
         .collect())
-}
-
-pub(crate) async fn take(
-    outbox: &PgOutbox,
-    c: &EventColumns,
-    member: &Member,
-    wanted: &[u16],
-) -> Result<Vec<u16>> {
-    let failed = doing("taking partitions");
-    let mut conn = outbox.begin().await?;
-    lock_group(outbox, &mut conn, c).await?;
-    // Waits for a claim that the evicted relay has under way: that holds its row.
-    sqlx::query(AssertSqlSafe(format!("DELETE FROM {} WHERE outbox = $1 AND expires_at < now()", c.relay)))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .execute(conn.get())
-        .await
-        .map_err(&failed)?;
-    // A statement of its own, so that it sees what was deleted by others, too.
-    let sql = format!(
-        "UPDATE {} p SET owner = $1, epoch = epoch + 1 WHERE p.outbox = $2 AND p.grp = $3 AND p.n = ANY($4::smallint[]) \
-         AND (p.owner IS NULL OR NOT EXISTS (SELECT FROM {relay} r WHERE r.id = p.owner)) \
-         AND EXISTS (SELECT FROM {relay} r WHERE r.id = $1) RETURNING p.n",
-        c.partition,
-        relay = c.relay,
-    );
-    let taken: Vec<i16> = sqlx::query_scalar(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(member.id)
-        .bind(&c.outbox)
-        .bind(member.group.stored())
-        .bind(numbers(wanted))
-        .fetch_all(conn.get())
-        .await
-        .map_err(&failed)?;
-    conn.commit().await?;
-    Ok(taken.into_iter().filter_map(|n| u16::try_from(n).ok()).collect())
-}
-
-pub(crate) async fn give(
-    outbox: &PgOutbox,
-    c: &EventColumns,
-    member: &Member,
-    partitions: &[u16],
-) -> Result<()> {
-    let sql = format!(
-        "UPDATE {} SET owner = NULL WHERE outbox = $1 AND grp = $2 AND n = ANY($3::smallint[]) AND owner = $4",
-        c.partition
-    );
-    let mut conn = outbox.acquire().await?;
-    sqlx::query(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .bind(member.group.stored())
-        .bind(numbers(partitions))
-        .bind(member.id)
-        .execute(conn.get())
-        .await
-        .map_err(doing("giving up partitions"))?;
-    conn.commit().await
-}
-
-pub(crate) async fn leave(outbox: &PgOutbox, c: &EventColumns, member: &Member) -> Result<()> {
-    let sql = format!(
-        "WITH me AS (DELETE FROM {} WHERE id = $1) UPDATE {} SET owner = NULL WHERE outbox = $2 AND grp = $3 AND owner = $1",
-        c.relay, c.partition
-    );
-    let mut conn = outbox.acquire().await?;
-    sqlx::query(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(member.id)
-        .bind(&c.outbox)
-        .bind(member.group.stored())
-        .execute(conn.get())
-        .await
-        .map_err(doing("leaving the other relays"))?;
-    conn.commit().await
 }
 
 fn numbers(partitions: &[u16]) -> Vec<i16> {

@@ -29,192 +29,172 @@ use crate::{
 #[async_trait]
 impl Members for SqliteOutbox {
     async fn join(&self, member: &Member) -> Result<()> {
-        join(self, member).await
+        let sql = match member.group.kind() {
+            GroupKind::Queue => self.queue_sql()?,
+            GroupKind::Log | GroupKind::Cdc => self.log_sql()?,
+        };
+        let mut tx = self.begin().await?;
+        let conn = tx.conn();
+        if !member.is_consumer() {
+            refuse_overlap(conn, sql.name(), member).await?;
+        }
+        let insert = format!(
+            "INSERT INTO airtight_relay (id, outbox, host, grp, streams, ord, expires_at) \
+             VALUES (?1, {}, ?2, ?3, ?4, ?5, {}) \
+             ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at",
+            sql.name(),
+            from_now("?6")
+        );
+        sqlx::query(AssertSqlSafe(insert))
+            .bind(member.id.to_string())
+            .bind(&member.host)
+            .bind(member.group.stored())
+            .bind(json!(member.streams).to_string())
+            .bind(member.order.as_str())
+            .bind(seconds(member.lease))
+            .execute(&mut *conn)
+            .await
+            .map_err(db)?;
+        let partitions = format!(
+            "INSERT INTO airtight_partition (outbox, grp, n) SELECT {}, ?1, value FROM json_each(?2) WHERE true \
+             ON CONFLICT (outbox, grp, n) DO NOTHING",
+            sql.name()
+        );
+        let numbers: Vec<u16> = (0..member.partitions).collect();
+        sqlx::query(AssertSqlSafe(partitions))
+            .bind(member.group.stored())
+            .bind(json!(numbers).to_string())
+            .execute(&mut *conn)
+            .await
+            .map_err(db)?;
+        if member.order != Order::Key && !member.is_consumer() {
+            hold::unhold_all(conn, sql, member).await?;
+        }
+        tx.commit().await
     }
 
     async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        heartbeat(self, member, rows).await
+        let sql = self.sql();
+        let mut tx = self.begin().await?;
+        let conn = tx.conn();
+        let renew = format!("UPDATE airtight_relay SET expires_at = {} WHERE id = ?1", from_now("?2"));
+        let renewed = sqlx::query(AssertSqlSafe(renew))
+            .bind(member.id.to_string())
+            .bind(seconds(member.lease))
+            .execute(&mut *conn)
+            .await
+            .map_err(db)?;
+        if renewed.rows_affected() == 0 {
+            return Ok(Pulse::default());
+        }
+        let held = still_held(conn, sql, rows.iter()).await?;
+        let items: Vec<_> = held.keys().map(|index| json!({"k": key_value(&rows[*index].key)})).collect();
+        let until = from_now("?2");
+        let statements = sql.change(None, &[(RowField::LockedUntil, until.as_str())]);
+        run(conn, &statements, &items, &[&seconds(member.lease)]).await?;
+        let lost = rows
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !held.contains_key(index))
+            .map(|(_, row)| row.key.clone())
+            .collect();
+
+        let select = format!(
+            "SELECT id, host, expires_at, (julianday(expires_at) - julianday('now')) * 86400.0 FROM airtight_relay \
+             WHERE outbox = {} AND grp = ?1 AND expires_at >= {NOW}",
+            sql.name()
+        );
+        let live: Vec<(String, String, String, f64)> = sqlx::query_as(AssertSqlSafe(select))
+            .bind(member.group.stored())
+            .fetch_all(&mut *conn)
+            .await
+            .map_err(db)?;
+        let select = format!(
+            "SELECT n, owner FROM airtight_partition WHERE outbox = {} AND grp = ?1 AND owner IS NOT NULL",
+            sql.name()
+        );
+        let owned =
+            sqlx::query(AssertSqlSafe(select)).bind(member.group.stored()).fetch_all(conn).await.map_err(db)?;
+        let mut owners = BTreeMap::new();
+        for row in owned {
+            let owner: String = row.try_get(1).map_err(db)?;
+            if let Ok(owner) = Uuid::parse_str(&owner) {
+                owners.insert(row.try_get::<u16, _>(0).map_err(db)?, owner);
+            }
+        }
+        tx.commit().await?;
+        let mut members = Vec::with_capacity(live.len());
+        let mut peers = Vec::new();
+        for (id, host, renewal, seconds) in live {
+            let Ok(id) = Uuid::parse_str(&id) else { continue };
+            members.push(id);
+            if id != member.id {
+                let left = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+                peers.push(Peer { id, host, renewal, left });
+            }
+        }
+        Ok(Pulse { alive: true, members, owners, lost, peers })
     }
 
     async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        take(self, member, wanted).await
+        let sql = self.sql();
+        let mut tx = self.begin().await?;
+        let conn = tx.conn();
+        let me = member.id.to_string();
+        // Whoever calls is alive, however late it is.
+        let evict = format!(
+            "DELETE FROM airtight_relay WHERE outbox = {} AND expires_at < {NOW} AND id <> ?1",
+            sql.name()
+        );
+        sqlx::query(AssertSqlSafe(evict)).bind(&me).execute(&mut *conn).await.map_err(db)?;
+        let take = format!(
+            "UPDATE airtight_partition SET owner = ?1, epoch = epoch + 1 \
+             WHERE outbox = {} AND grp = ?2 AND n IN (SELECT value FROM json_each(?3)) \
+             AND EXISTS (SELECT 1 FROM airtight_relay WHERE id = ?1) \
+             AND (owner IS NULL OR owner NOT IN (SELECT id FROM airtight_relay)) RETURNING n",
+            sql.name()
+        );
+        let mut taken: Vec<u16> = sqlx::query_scalar(AssertSqlSafe(take))
+            .bind(&me)
+            .bind(member.group.stored())
+            .bind(json!(wanted).to_string())
+            .fetch_all(conn)
+            .await
+            .map_err(db)?;
+        tx.commit().await?;
+        taken.sort_unstable();
+        Ok(taken)
     }
 
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        give(self, member, partitions).await
+        let sql = self.sql();
+        let mut tx = self.begin().await?;
+        let give = format!(
+            "UPDATE airtight_partition SET owner = NULL WHERE outbox = {} AND grp = ?1 AND owner = ?2 \
+             AND n IN (SELECT value FROM json_each(?3))",
+            sql.name()
+        );
+        sqlx::query(AssertSqlSafe(give))
+            .bind(member.group.stored())
+            .bind(member.id.to_string())
+            .bind(json!(partitions).to_string())
+            .execute(tx.conn())
+            .await
+            .map_err(db)?;
+        tx.commit().await
     }
 
     async fn leave(&self, member: &Member) -> Result<()> {
-        leave(self, member).await
-    }
-}
-
-async fn join(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
-    let sql = match member.group.kind() {
-        GroupKind::Queue => outbox.queue_sql()?,
-        GroupKind::Log | GroupKind::Cdc => outbox.log_sql()?,
-    };
-    let mut tx = outbox.begin().await?;
-    let conn = tx.conn();
-    if !member.is_consumer() {
-        refuse_overlap(conn, sql.name(), member).await?;
-    }
-    let insert = format!(
-        "INSERT INTO airtight_relay (id, outbox, host, grp, streams, ord, expires_at) \
-         VALUES (?1, {}, ?2, ?3, ?4, ?5, {}) \
-         ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at",
-        sql.name(),
-        from_now("?6")
-    );
-    sqlx::query(AssertSqlSafe(insert))
-        .bind(member.id.to_string())
-        .bind(&member.host)
-        .bind(member.group.stored())
-        .bind(json!(member.streams).to_string())
-        .bind(member.order.as_str())
-        .bind(seconds(member.lease))
-        .execute(&mut *conn)
-        .await
-        .map_err(db)?;
-    let partitions = format!(
-        "INSERT INTO airtight_partition (outbox, grp, n) SELECT {}, ?1, value FROM json_each(?2) WHERE true \
-         ON CONFLICT (outbox, grp, n) DO NOTHING",
-        sql.name()
-    );
-    let numbers: Vec<u16> = (0..member.partitions).collect();
-    sqlx::query(AssertSqlSafe(partitions))
-        .bind(member.group.stored())
-        .bind(json!(numbers).to_string())
-        .execute(&mut *conn)
-        .await
-        .map_err(db)?;
-    if member.order != Order::Key && !member.is_consumer() {
-        hold::unhold_all(conn, sql, member).await?;
-    }
-    tx.commit().await
-}
-
-async fn heartbeat(outbox: &SqliteOutbox, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-    let sql = outbox.sql();
-    let mut tx = outbox.begin().await?;
-    let conn = tx.conn();
-    let renew = format!("UPDATE airtight_relay SET expires_at = {} WHERE id = ?1", from_now("?2"));
-    let renewed = sqlx::query(AssertSqlSafe(renew))
-        .bind(member.id.to_string())
-        .bind(seconds(member.lease))
-        .execute(&mut *conn)
-        .await
-        .map_err(db)?;
-    if renewed.rows_affected() == 0 {
-        return Ok(Pulse::default());
-    }
-    let held = still_held(conn, sql, rows.iter()).await?;
-    let items: Vec<_> = held.keys().map(|index| json!({"k": key_value(&rows[*index].key)})).collect();
-    let until = from_now("?2");
-    let statements = sql.change(None, &[(RowField::LockedUntil, until.as_str())]);
-    run(conn, &statements, &items, &[&seconds(member.lease)]).await?;
-    let lost = rows
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| !held.contains_key(index))
-        .map(|(_, row)| row.key.clone())
-        .collect();
-
-    let select = format!(
-        "SELECT id, host, expires_at, (julianday(expires_at) - julianday('now')) * 86400.0 FROM airtight_relay \
-         WHERE outbox = {} AND grp = ?1 AND expires_at >= {NOW}",
-        sql.name()
-    );
-    let live: Vec<(String, String, String, f64)> = sqlx::query_as(AssertSqlSafe(select))
-        .bind(member.group.stored())
-        .fetch_all(&mut *conn)
-        .await
-        .map_err(db)?;
-    let select = format!(
-        "SELECT n, owner FROM airtight_partition WHERE outbox = {} AND grp = ?1 AND owner IS NOT NULL",
-        sql.name()
-    );
-    let owned =
-        sqlx::query(AssertSqlSafe(select)).bind(member.group.stored()).fetch_all(conn).await.map_err(db)?;
-    let mut owners = BTreeMap::new();
-    for row in owned {
-        let owner: String = row.try_get(1).map_err(db)?;
-        if let Ok(owner) = Uuid::parse_str(&owner) {
-            owners.insert(row.try_get::<u16, _>(0).map_err(db)?, owner);
+        let mut tx = self.begin().await?;
+        let me = member.id.to_string();
+        for statement in [
+            "DELETE FROM airtight_relay WHERE id = ?1",
+            "UPDATE airtight_partition SET owner = NULL WHERE owner = ?1",
+        ] {
+            sqlx::query(statement).bind(&me).execute(tx.conn()).await.map_err(db)?;
         }
+        tx.commit().await
     }
-    tx.commit().await?;
-    let mut members = Vec::with_capacity(live.len());
-    let mut peers = Vec::new();
-    for (id, host, renewal, seconds) in live {
-        let Ok(id) = Uuid::parse_str(&id) else { continue };
-        members.push(id);
-        if id != member.id {
-            let left = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-            peers.push(Peer { id, host, renewal, left });
-        }
-    }
-    Ok(Pulse { alive: true, members, owners, lost, peers })
-}
-
-async fn take(outbox: &SqliteOutbox, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-    let sql = outbox.sql();
-    let mut tx = outbox.begin().await?;
-    let conn = tx.conn();
-    let me = member.id.to_string();
-    // Whoever calls is alive, however late it is.
-    let evict = format!(
-        "DELETE FROM airtight_relay WHERE outbox = {} AND expires_at < {NOW} AND id <> ?1",
-        sql.name()
-    );
-    sqlx::query(AssertSqlSafe(evict)).bind(&me).execute(&mut *conn).await.map_err(db)?;
-    let take = format!(
-        "UPDATE airtight_partition SET owner = ?1, epoch = epoch + 1 \
-         WHERE outbox = {} AND grp = ?2 AND n IN (SELECT value FROM json_each(?3)) \
-         AND EXISTS (SELECT 1 FROM airtight_relay WHERE id = ?1) \
-         AND (owner IS NULL OR owner NOT IN (SELECT id FROM airtight_relay)) RETURNING n",
-        sql.name()
-    );
-    let mut taken: Vec<u16> = sqlx::query_scalar(AssertSqlSafe(take))
-        .bind(&me)
-        .bind(member.group.stored())
-        .bind(json!(wanted).to_string())
-        .fetch_all(conn)
-        .await
-        .map_err(db)?;
-    tx.commit().await?;
-    taken.sort_unstable();
-    Ok(taken)
-}
-
-async fn give(outbox: &SqliteOutbox, member: &Member, partitions: &[u16]) -> Result<()> {
-    let sql = outbox.sql();
-    let mut tx = outbox.begin().await?;
-    let give = format!(
-        "UPDATE airtight_partition SET owner = NULL WHERE outbox = {} AND grp = ?1 AND owner = ?2 \
-         AND n IN (SELECT value FROM json_each(?3))",
-        sql.name()
-    );
-    sqlx::query(AssertSqlSafe(give))
-        .bind(member.group.stored())
-        .bind(member.id.to_string())
-        .bind(json!(partitions).to_string())
-        .execute(tx.conn())
-        .await
-        .map_err(db)?;
-    tx.commit().await
-}
-
-async fn leave(outbox: &SqliteOutbox, member: &Member) -> Result<()> {
-    let mut tx = outbox.begin().await?;
-    let me = member.id.to_string();
-    for statement in [
-        "DELETE FROM airtight_relay WHERE id = ?1",
-        "UPDATE airtight_partition SET owner = NULL WHERE owner = ?1",
-    ] {
-        sqlx::query(statement).bind(&me).execute(tx.conn()).await.map_err(db)?;
-    }
-    tx.commit().await
 }
 
 /// Refuses a relay that would share streams with a live one of another group. Dead ones of such groups are

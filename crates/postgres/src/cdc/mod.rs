@@ -86,7 +86,7 @@ use crate::{
     columns::EventColumns,
     error::doing,
     fits, log,
-    members::Followers,
+    members::RelayGroup,
     queue::{self, Store},
 };
 
@@ -128,7 +128,7 @@ pub struct PgCdc {
 
 /// What the store and its session share.
 struct Shared {
-    followers: Followers,
+    group: RelayGroup,
     outbox: PgOutbox,
     options: CdcOptions,
     endpoint: Endpoint,
@@ -349,7 +349,7 @@ impl Shared {
 impl PgCdc {
     fn new(outbox: PgOutbox, options: CdcOptions, endpoint: Endpoint) -> Self {
         let shared = Shared {
-            followers: Followers::new(outbox.clone()),
+            group: RelayGroup::new(outbox.clone()),
             outbox,
             options,
             endpoint,
@@ -415,7 +415,7 @@ impl PgCdc {
 #[async_trait]
 impl LogStore for PgCdc {
     fn members(&self) -> &dyn Members {
-        &self.shared.followers
+        &self.shared.group
     }
 
     fn kind(&self) -> GroupKind {
@@ -469,7 +469,7 @@ impl LogStore for PgCdc {
         slot::check_server(&shared.outbox, &shared.endpoint).await?;
         let version = slot::server_version(&shared.outbox).await?;
         let contents = publication::contents(&columns, &shared.options.publication, version);
-        shared.followers.know(&columns);
+        shared.group.follow(&columns);
         // Opening again after a failure further on finds these set already.
         let _ = (shared.columns.set(columns), shared.marks.set(marks), shared.contents.set(contents));
         let name = shared.options.log.consumer.as_str();

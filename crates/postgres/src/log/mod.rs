@@ -58,7 +58,7 @@ use self::{
     read::{Ask, Page},
 };
 use crate::{
-    PgOutbox, columns::EventColumns, listen::Listener, members::Followers, outbox::Conn, session::Session,
+    PgOutbox, columns::EventColumns, listen::Listener, members::RelayGroup, outbox::Conn, session::Session,
     slots,
 };
 
@@ -78,7 +78,7 @@ impl PgOutbox {
 /// An outbox in PostgreSQL as a [`LogStore`].
 #[derive(Debug)]
 pub struct PgLog {
-    followers: Followers,
+    group: RelayGroup,
     outbox: PgOutbox,
     table: OnceLock<Arc<LogTable>>,
     listener: OnceLock<Listener>,
@@ -149,7 +149,7 @@ impl PgLog {
     /// A store over this outbox. [`PgOutbox::log`] returns a source directly.
     pub fn new(outbox: PgOutbox) -> Self {
         Self {
-            followers: Followers::new(outbox.clone()),
+            group: RelayGroup::new(outbox.clone()),
             outbox,
             table: OnceLock::new(),
             listener: OnceLock::new(),
@@ -218,7 +218,7 @@ impl PgLog {
 #[async_trait]
 impl LogStore for PgLog {
     fn members(&self) -> &dyn Members {
-        &self.followers
+        &self.group
     }
 
     async fn open(&self, _sink: &Capabilities) -> Result<()> {
@@ -231,7 +231,7 @@ impl LogStore for PgLog {
         conn.commit().await?;
         crate::fits::at_start(&self.outbox, &table.columns, None).await?;
         let partitioned = table.partitioned;
-        self.followers.know(&table.columns);
+        self.group.follow(&table.columns);
         // Opening again after a failure further on finds these set already.
         let _ = self.table.set(Arc::new(table));
         let session = !self.outbox.pooled || self.outbox.options.listen_url.is_some();

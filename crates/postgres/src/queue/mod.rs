@@ -13,14 +13,13 @@ mod settle;
 mod store;
 
 use std::{
-    collections::HashSet,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use airtight_core::{
     Backlog, Order, Result, Verdict,
-    group::{Member, Members, Pulse, evicted},
+    group::{Member, Members, evicted},
     queue::{ClaimRequest, Claimed, ClaimedRow, QueueStore, RowClaim, RowKey},
     table::TableSpec,
 };
@@ -32,7 +31,7 @@ pub(crate) use self::{
     settle::{LONGEST_WAIT, storable},
     store::{QueueTable, Store, load},
 };
-use crate::{PgOutbox, decode, error::doing, fits, listen::Listener, members};
+use crate::{PgOutbox, decode, error::doing, fits, listen::Listener, members::RelayGroup};
 
 /// With total order more would only be given back when one fails.
 const TOTAL_BATCH: usize = 100;
@@ -41,6 +40,7 @@ const TOTAL_BATCH: usize = 100;
 #[derive(Debug)]
 pub struct PgQueue {
     outbox: PgOutbox,
+    group: RelayGroup,
     /// Set when the queue is opened.
     store: OnceLock<Arc<dyn Store>>,
     listener: OnceLock<Listener>,
@@ -48,7 +48,12 @@ pub struct PgQueue {
 
 impl PgQueue {
     pub(crate) fn new(outbox: PgOutbox) -> Self {
-        Self { outbox, store: OnceLock::new(), listener: OnceLock::new() }
+        Self {
+            group: RelayGroup::new(outbox.clone()),
+            outbox,
+            store: OnceLock::new(),
+            listener: OnceLock::new(),
+        }
     }
 
     fn store(&self) -> Result<&dyn Store> {
@@ -59,44 +64,9 @@ impl PgQueue {
 }
 
 #[async_trait]
-impl Members for PgQueue {
-    async fn join(&self, member: &Member) -> Result<()> {
-        let store = self.store()?;
-        members::join(&self.outbox, store, member).await?;
-        store.joined(&self.outbox, member).await
-    }
-
-    async fn heartbeat(&self, member: &Member, rows: &[RowClaim]) -> Result<Pulse> {
-        let store = self.store()?;
-        let mut conn = self.outbox.acquire().await?;
-        let mut pulse = members::pulse(&self.outbox, &mut conn, store, member).await?;
-        if pulse.alive && !rows.is_empty() {
-            let renewed = store.renew(&self.outbox, &mut conn, member, rows).await?;
-            let renewed: HashSet<RowKey> = renewed.into_iter().collect();
-            pulse.lost =
-                rows.iter().map(|row| row.key.clone()).filter(|key| !renewed.contains(key)).collect();
-        }
-        conn.commit().await?;
-        Ok(pulse)
-    }
-
-    async fn take(&self, member: &Member, wanted: &[u16]) -> Result<Vec<u16>> {
-        members::take(&self.outbox, self.store()?, member, wanted).await
-    }
-
-    async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        members::give(&self.outbox, self.store()?, member, partitions).await
-    }
-
-    async fn leave(&self, member: &Member) -> Result<()> {
-        members::leave(&self.outbox, self.store()?, member).await
-    }
-}
-
-#[async_trait]
 impl QueueStore for PgQueue {
     fn members(&self) -> &dyn Members {
-        self
+        &self.group
     }
 
     fn table(&self) -> Option<&TableSpec> {
@@ -111,8 +81,10 @@ impl QueueStore for PgQueue {
             && self.outbox.is_notifying(&mut conn).await?;
         conn.commit().await?;
         fits::at_start(&self.outbox, &store, Some(&store.status)).await?;
+        let store: Arc<dyn Store> = store.into();
         // Opening again after a failure further on finds these set already.
-        let _ = self.store.set(store.into());
+        self.group.read_queue(store.clone());
+        let _ = self.store.set(store);
         // Behind a pooler there is no session to listen in, unless another URL leads to one.
         let session = !self.outbox.pooled || self.outbox.options.listen_url.is_some();
         if notifying && session && self.listener.get().is_none() {
