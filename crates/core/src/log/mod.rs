@@ -444,10 +444,7 @@ impl<S: LogStore> Shared<S> {
     async fn take_up(&self, member: &Member, watch: ConsumerState) -> Result<()> {
         // Meanwhile, no offset and no parked event may change.
         let _one = self.settling.lock().await;
-        let revision = match watch.revision {
-            Revision::At(revision) => Some(revision),
-            Revision::Moved => None,
-        };
+        let revision = Some(watch.revision).filter(|revision| *revision != Revision::Moved);
         let known = {
             let mut track = self.track();
             track.paused = watch.paused;

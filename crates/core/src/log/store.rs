@@ -158,6 +158,9 @@ pub struct ConsumerState {
 pub enum Revision {
     /// Grows whenever a person has changed something about parked events, and with every seek.
     At(i64),
+    /// A person has set the offset to this value in the application's own table of offsets, and no settle has followed
+    /// it yet.
+    SetByHand(i64),
     /// Everything that is remembered may be wrong: the relay reads all partitions again.
     Moved,
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    Changes, Fate, LogOptions, LogRow, Move, Park, ParkedRow, Replay, Standing,
+    Changes, Fate, LogOptions, LogRow, Move, Park, ParkedRow, Replay, Revision, Standing,
     plan::{Halt, Plan, Step},
 };
 use crate::{
@@ -104,7 +104,7 @@ pub(super) struct ConsumerTracker {
     pub(super) group: Group,
     pub(super) paused: bool,
     /// As it was when parked events were counted last; none if they are to be counted again.
-    pub(super) revision: Option<i64>,
+    pub(super) revision: Option<Revision>,
     /// The policy is to halt, and this event was given up on. Told once nothing before it is open.
     stopped: Option<(i64, Error)>,
     /// Nothing is handed out before this: the policy is to halt, and an event failed.

@@ -401,12 +401,13 @@ pub(super) async fn consumer_state(
     if let Some(offset) = foreign.or(stored).filter(|offset| *offset < floor) {
         return Err(behind_retention(member.consumer(), offset, floor));
     }
-    let revision: i64 = row.try_get("revision").map_err(&failed)?;
-    // A value that an operator has changed counts as another revision, for as long as ours differs.
     let by_hand = foreign.filter(|offset| stored.is_some_and(|stored| stored != *offset));
     let watch = ConsumerState {
         paused: row.try_get("paused").map_err(&failed)?,
-        revision: Revision::At(by_hand.map_or(revision, |offset| -1 - offset)),
+        revision: match by_hand {
+            Some(offset) => Revision::SetByHand(offset),
+            None => Revision::At(row.try_get("revision").map_err(&failed)?),
+        },
     };
     Ok((watch, row.try_get("server").map_err(&failed)?))
 }

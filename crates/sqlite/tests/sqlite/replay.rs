@@ -253,7 +253,7 @@ async fn a_person_decides_about_dead_and_unknown_events() {
 
     let revision = async || match one.store.consumer_state(&one.member).await.unwrap().revision {
         Revision::At(revision) => revision,
-        Revision::Moved => panic!("SQLite always knows the number"),
+        other => panic!("SQLite always knows the number: {other:?}"),
     };
     let before = revision().await;
     let key = ParkedFilter { aggregate_id: Some("a".into()), ..all.clone() };
