@@ -66,19 +66,18 @@ fn one_line(message: &str) -> String {
     message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// The error's message and, where there is one, its remedy.
-pub(crate) fn advice(error: &airtight::Error) -> String {
-    match error.remedy() {
-        None if error.is(&Code::NO_TABLE) => {
-            format!("{error}. Fix: create the tables with `airtight migrate`")
-        }
-        _ => error.to_string(),
+/// The same error, with a remedy if the command line knows one.
+pub(crate) fn with_advice(error: airtight::Error) -> airtight::Error {
+    if error.remedy().is_none() && error.is(&Code::NO_TABLE) {
+        error.with_remedy("create the tables with `airtight migrate`")
+    } else {
+        error
     }
 }
 
 impl From<airtight::Error> for Failure {
     fn from(error: airtight::Error) -> Self {
-        Self::Failed(advice(&error))
+        Self::Failed(with_advice(error).to_string())
     }
 }
 

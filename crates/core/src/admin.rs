@@ -1,12 +1,12 @@
 //! The operations of a store for an operator: counts, lists, retries, retention. Used by the CLI and the dashboard.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use crate::{Event, NewEvent, Published, Result, state::State};
+use crate::{Code, Error, Event, NewEvent, Published, Result, state::State};
 
 /// The operator's side of a store.
 #[async_trait]
@@ -83,8 +83,55 @@ pub struct Removed {
 pub struct Finding {
     /// Whether airtight cannot work because of it; otherwise it is only information.
     pub fatal: bool,
-    /// What was found, and what to do about it.
+    /// What was found.
     pub message: String,
+    /// What to do about it, if that is known.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    /// airtight cannot work because of it.
+    pub fn fatal(message: impl Into<String>) -> Self {
+        Self { fatal: true, message: message.into(), remedy: None }
+    }
+
+    /// It is only information.
+    pub fn note(message: impl Into<String>) -> Self {
+        Self { fatal: false, message: message.into(), remedy: None }
+    }
+
+    /// Adds what to do about it: a command, a statement or an instruction that can be followed literally.
+    #[must_use]
+    pub fn with_remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
+    }
+
+    /// One error for all of `findings`, for a caller that refuses to start because of them.
+    pub fn refusal(code: Code, findings: &[Self]) -> Error {
+        let messages: Vec<&str> = findings.iter().map(|finding| finding.message.as_str()).collect();
+        let mut remedies: Vec<&str> =
+            findings.iter().filter_map(|finding| finding.remedy.as_deref()).collect();
+        remedies.dedup();
+        let error = Error::permanent(code, messages.join("; "));
+        if remedies.is_empty() { error } else { error.with_remedy(remedies.join("; ")) }
+    }
+}
+
+/// As [`Error`] does: the message, and the remedy behind it.
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.remedy {
+            Some(remedy) => write!(f, ". Fix: {remedy}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<Error> for Finding {
+    fn from(error: Error) -> Self {
+        Self { fatal: true, message: error.message().into(), remedy: error.remedy().map(str::to_owned) }
+    }
 }
 
 /// The result of an operator's request for one event.

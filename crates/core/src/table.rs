@@ -501,11 +501,9 @@ impl TableSpec {
         self.status.as_ref().ok_or_else(|| {
             Error::permanent(
                 Code::NO_STATUS,
-                format!(
-                    "{} has no status column, so it cannot be read as a queue: map one, or read it with `log` or `cdc`",
-                    self.display_name()
-                ),
+                format!("{} has no status column, so it cannot be read as a queue", self.display_name()),
             )
+            .with_remedy("map one, or read it with `log` or `cdc`")
         })
     }
 }

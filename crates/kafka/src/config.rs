@@ -129,7 +129,8 @@ impl KafkaConfig {
         let (by, regex, replacement) = (of("topic_by"), of("topic_regex"), of("topic_replacement"));
         if by.is_some() || regex.is_some() || replacement.is_some() {
             if of("topic").is_some() {
-                return Err(bad("topic", "and a topic regex are two ways to say where events go: keep one"));
+                return Err(bad("topic", "and a topic regex are two ways to say where events go")
+                    .with_remedy("keep one"));
             }
             self.topic = Some(Route::Regex(Box::new(RegexRoute::new(
                 by.unwrap_or("{aggregate_type}"),
@@ -192,12 +193,8 @@ impl KafkaConfig {
             let set = self.connection.settings.get(key).and_then(|value| value.parse::<usize>().ok());
             // Zero is "without a limit" for messages.
             if let Some(set) = set.filter(|set| *set > 0 && *set < least) {
-                return Err(bad(
-                    key,
-                    format!(
-                        "is {set}, less than the {least} that the relay may have under way: remove the setting, or raise it"
-                    ),
-                ));
+                let what = format!("is {set}, less than the {least} that the relay may have under way");
+                return Err(bad(key, what).with_remedy("remove the setting, or raise it"));
             }
         }
         Ok(())
@@ -334,7 +331,7 @@ mod tests {
             let config =
                 KafkaConfig::from_url(url).and_then(|config| config.producer_config(1_000).map(drop));
             let error = config.expect_err(url);
-            assert!(error.message().contains(expected), "{url}: {error}");
+            assert!(error.to_string().contains(expected), "{url}: {error}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
             assert_eq!(error.class(), Class::Permanent);
         }

@@ -218,11 +218,11 @@ impl KafkaConnection {
             return Err(bad("password", "is given without a `user`"));
         }
         if self.cert.is_some() != self.cert_key.is_some() {
-            return Err(bad("cert", "and `cert_key` belong together: give both or neither"));
+            return Err(bad("cert", "and `cert_key` belong together").with_remedy("give both or neither"));
         }
         for (key, given) in [("ca", &self.ca), ("cert", &self.cert)] {
             if given.is_some() && !self.tls {
-                return Err(bad(key, "needs TLS: write kafka+tls://, or set `tls` to true"));
+                return Err(bad(key, "needs TLS").with_remedy("write kafka+tls://, or set `tls` to true"));
             }
         }
         for (key, file) in [("ca", &self.ca), ("cert", &self.cert), ("cert_key", &self.cert_key)] {
@@ -238,7 +238,7 @@ impl KafkaConnection {
                 return Err(bad(key, format!("is always `{value}`: airtight's promises depend on it")));
             }
             if REFUSED.contains(&key.as_str()) {
-                return Err(bad(key, "is set by airtight itself: remove it"));
+                return Err(bad(key, "is set by airtight itself").with_remedy("remove it"));
             }
         }
         Ok(())

@@ -347,19 +347,19 @@ impl Client {
         match error.kind() {
             ConnectErrorKind::AuthorizationViolation => Error::unavailable(
                 Code::CREDENTIALS,
-                format!(
-                    "{shown} refuses the credentials, or requires some: check `user`, `token`, `creds` or `nkey`"
-                ),
-            ),
+                format!("{shown} refuses the credentials, or requires some"),
+            )
+            .with_remedy("check `user`, `token`, `creds` or `nkey`"),
             ConnectErrorKind::Authentication => Error::unavailable(
                 Code::CREDENTIALS,
-                "the seed of `nkey` or `creds` cannot sign the server's challenge: check the seed",
-            ),
+                "the seed of `nkey` or `creds` cannot sign the server's challenge",
+            )
+            .with_remedy("check the seed"),
             ConnectErrorKind::TimedOut => self.no_greeting(),
-            ConnectErrorKind::Io if speaks_something_else(error) => Error::unavailable(
-                Code::WRONG_PROTOCOL,
-                format!("{shown} does not speak NATS ({cause}): check host and port"),
-            ),
+            ConnectErrorKind::Io if speaks_something_else(error) => {
+                Error::unavailable(Code::WRONG_PROTOCOL, format!("{shown} does not speak NATS ({cause})"))
+                    .with_remedy("check host and port")
+            }
             _ if root.is::<rustls::Error>() => {
                 Error::unavailable(Code::TLS, format!("TLS with {shown} failed: {cause}"))
             }

@@ -326,7 +326,7 @@ mod tests {
         ];
         for (config, expected) in cases {
             let error = refused(config);
-            assert!(error.message().contains(expected), "{error} should say {expected}");
+            assert!(error.to_string().contains(expected), "{error} should say {expected}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
             assert_eq!(error.class(), Class::Permanent);
         }

@@ -62,11 +62,9 @@ impl Client {
                 Some(created) => self.create(connection, name, created).await,
                 None => Err(Error::unavailable(
                     Code::NO_STREAM,
-                    format!(
-                        "the stream `{name}` for the subject `{}` does not exist: create it, or set `create=true` to let airtight create it",
-                        self.config().subject
-                    ),
-                )),
+                    format!("the stream `{name}` for the subject `{}` does not exist", self.config().subject),
+                )
+                .with_remedy("create it, or set `create=true` to let airtight create it")),
             },
             Ok(Reply::Refused { error }) => Err(refused(name, &error)),
             Err(Unanswered::Denied(_)) if created.is_none() => Ok(()),

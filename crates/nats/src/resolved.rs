@@ -122,7 +122,8 @@ impl NatsConfig {
             ways.push(Auth::NKey(seed.to_owned()));
         }
         if ways.len() > 1 {
-            return Err(bad("user", "and `token`, `creds` and `nkey` exclude each other: set one of them"));
+            return Err(bad("user", "and `token`, `creds` and `nkey` exclude each other")
+                .with_remedy("set one of them"));
         }
         Ok(ways.pop().unwrap_or(Auth::None))
     }

@@ -30,12 +30,9 @@ pub(crate) fn client_config(
         None => match builder()?.with_platform_verifier() {
             Ok(builder) => builder,
             Err(error) if required => {
-                return Err(bad(
-                    "tls",
-                    format!(
-                        "is requested, but the system's root certificates cannot be read ({error}): install ca-certificates, or set `ca`"
-                    ),
-                ));
+                let what =
+                    format!("is requested, but the system's root certificates cannot be read ({error})");
+                return Err(bad("tls", what).with_remedy("install ca-certificates, or set `ca`"));
             }
             // A container without certificates can still speak to a server that does not encrypt.
             Err(_) => builder()?.with_root_certificates(RootCertStore::empty()),

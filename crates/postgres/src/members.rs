@@ -15,9 +15,7 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use crate::{
-    PgOutbox, columns::EventColumns, error::doing, groups, outbox::Conn, queue::Store, slots,
-};
+use crate::{PgOutbox, columns::EventColumns, error::doing, groups, outbox::Conn, queue::Store, slots};
 
 /// The table that a group of relays reads.
 #[derive(Debug)]
@@ -113,10 +111,11 @@ impl Members for RelayGroup {
             return Err(Error::permanent(
                 Code::OVERLAP,
                 format!(
-                    "a relay on {host} reads the same streams of {} with other settings ({group}, this one is {}): give both relays the same order and streams, or different streams",
+                    "a relay on {host} reads the same streams of {} with other settings ({group}, this one is {})",
                     c.outbox, member.group
                 ),
-            ));
+            )
+            .with_remedy("give both relays the same order and streams, or different streams"));
         }
         let sql = format!(
             "WITH me AS (INSERT INTO {} (id, outbox, grp, host, streams, ord, expires_at) \
@@ -169,12 +168,15 @@ impl Members for RelayGroup {
         let mut conn = outbox.begin().await?;
         lock_group(outbox, &mut conn, c).await?;
         // Waits for a claim that the evicted relay has under way: that holds its row.
-        sqlx::query(AssertSqlSafe(format!("DELETE FROM {} WHERE outbox = $1 AND expires_at < now()", c.relay)))
-            .persistent(!outbox.pooled)
-            .bind(&c.outbox)
-            .execute(conn.get())
-            .await
-            .map_err(&failed)?;
+        sqlx::query(AssertSqlSafe(format!(
+            "DELETE FROM {} WHERE outbox = $1 AND expires_at < now()",
+            c.relay
+        )))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .execute(conn.get())
+        .await
+        .map_err(&failed)?;
         // A statement of its own, so that it sees what was deleted by others, too.
         let sql = format!(
             "UPDATE {} p SET owner = $1, epoch = epoch + 1 WHERE p.outbox = $2 AND p.grp = $3 AND p.n = ANY($4::smallint[]) \

@@ -159,11 +159,9 @@ impl<'a> Rows<'a> {
         if outbox.options.spec.is_some() {
             return Err(Error::permanent(
                 Code::FOREIGN_TABLE,
-                format!(
-                    "{} is the application's own table: write to it with its own INSERT",
-                    outbox.spec.display_name()
-                ),
-            ));
+                format!("{} is the application's own table", outbox.spec.display_name()),
+            )
+            .with_remedy("write to it with its own INSERT"));
         }
         let mut rows = Self {
             ids: Vec::with_capacity(events.len()),

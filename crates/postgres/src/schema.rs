@@ -498,10 +498,9 @@ fn refuse_newer(applied: &[(String, i32)], schema: &str) -> Result<()> {
     match applied.iter().map(|(_, version)| *version).max() {
         Some(newest) if newest > known => Err(Error::permanent(
             Code::SCHEMA_TOO_NEW,
-            format!(
-                "schema {schema} is at version {newest}, this program knows up to {known}: use a newer airtight"
-            ),
-        )),
+            format!("schema {schema} is at version {newest}, this program knows up to {known}"),
+        )
+        .with_remedy("use a newer airtight")),
         _ => Ok(()),
     }
 }

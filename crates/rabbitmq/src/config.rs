@@ -294,7 +294,7 @@ mod tests {
             ("h/%ff", "`url` has a %XX that is not UTF-8"),
         ] {
             let error = refused(RabbitmqConfig::from_url(&format!("amqp://user:hunter2@{rest}")));
-            assert!(error.message().contains(expected), "{rest}: {error} should say {expected}");
+            assert!(error.to_string().contains(expected), "{rest}: {error} should say {expected}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
             assert_eq!(error.class(), Class::Permanent);
         }
@@ -306,7 +306,7 @@ mod tests {
             ("amqps://u:hunter2@host?ca=/dev/null", "holds no certificate"),
         ] {
             let error = refused(RabbitmqConfig::from_url(url));
-            assert!(error.message().contains(expected), "{url}: {error} should say {expected}");
+            assert!(error.to_string().contains(expected), "{url}: {error} should say {expected}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
         }
     }

@@ -169,7 +169,7 @@ impl RabbitmqConfig {
     fn certificates(&self) -> Result<OwnedTLSConfig> {
         let Some(path) = &self.ca else { return Ok(OwnedTLSConfig::default()) };
         if !self.tls {
-            return Err(bad("ca", "is for TLS only: begin the URL with amqps://, or remove it"));
+            return Err(bad("ca", "is for TLS only").with_remedy("begin the URL with amqps://, or remove it"));
         }
         let pem = std::fs::read_to_string(path)
             .map_err(|error| bad("ca", format!("names {}, which cannot be read: {error}", path.display())))?;

@@ -61,7 +61,8 @@ fn suits(client: &Client, info: &Info<'_>) -> Result<()> {
     if is("role", "slave") {
         let primary = info.get("master_host").zip(info.get("master_port"));
         let primary = primary.map(|(host, port)| format!(", {host}:{port}")).unwrap_or_default();
-        return refuse(Code::READ_ONLY, format!("is a replica: name the primary{primary}"));
+        return refuse(Code::READ_ONLY, "is a replica".into())
+            .map_err(|error| error.with_remedy(format!("name the primary{primary}")));
     }
     let wanted = client.config.wait_replicas;
     let have = info.get("connected_slaves").and_then(|text| text.parse::<i64>().ok());

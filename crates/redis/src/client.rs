@@ -147,18 +147,19 @@ impl Client {
                 None => self.greet(tcp).await,
                 Some(tls) => match tls.connector.connect(tls.name.clone(), tcp).await {
                     Ok(stream) => self.greet(stream).await,
-                    Err(error) => Err(Error::unavailable(
-                        Code::TLS,
-                        format!("TLS with {address} fails: {error}; for a port without TLS, write redis://"),
-                    )),
+                    Err(error) => {
+                        Err(Error::unavailable(Code::TLS, format!("TLS with {address} fails: {error}"))
+                            .with_remedy("for a port without TLS, write redis://"))
+                    }
                 },
             }
         };
         timeout_at(deadline, greet).await.unwrap_or_else(|_| {
             Err(Error::unavailable(
                 Code::TIMEOUT,
-                format!("{address} accepted the connection but did not answer within {within:?}: check that it is Redis; for a port with TLS, write rediss://"),
-            ))
+                format!("{address} accepted the connection but did not answer within {within:?}"),
+            )
+            .with_remedy("check that it is Redis; for a port with TLS, write rediss://"))
         })
     }
 
@@ -230,12 +231,8 @@ impl Client {
     /// including the password.
     pub(crate) fn stranger(&self) -> Error {
         let address = &self.address;
-        Error::unavailable(
-            Code::WRONG_PROTOCOL,
-            format!(
-                "{address} does not speak Redis's protocol: check the port; for a port with TLS, write rediss://"
-            ),
-        )
+        Error::unavailable(Code::WRONG_PROTOCOL, format!("{address} does not speak Redis's protocol"))
+            .with_remedy("check the port; for a port with TLS, write rediss://")
     }
 
     /// A connection that ended, or never was one.

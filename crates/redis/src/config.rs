@@ -173,10 +173,12 @@ impl RedisConfig {
             ));
         }
         if self.cert.is_some() != self.cert_key.is_some() {
-            return Err(bad("cert", "and `cert_key` belong together: set both or neither"));
+            return Err(bad("cert", "and `cert_key` belong together").with_remedy("set both or neither"));
         }
         if !self.tls && (self.ca.is_some() || self.cert.is_some()) {
-            return Err(bad("ca", "and `cert` are for TLS: write rediss:// instead of redis://"));
+            return Err(
+                bad("ca", "and `cert` are for TLS").with_remedy("write rediss:// instead of redis://")
+            );
         }
         // Redis refuses others in a client's name.
         if !self.name.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -270,7 +272,7 @@ mod tests {
             ("redis://app@host", "a user without a password"),
         ] {
             let error = RedisConfig::from_url(url).and_then(|config| config.check()).unwrap_err();
-            assert!(error.message().contains(expected), "{url}: {error} should say {expected}");
+            assert!(error.to_string().contains(expected), "{url}: {error} should say {expected}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
             assert_eq!(error.class(), Class::Permanent);
         }

@@ -34,7 +34,8 @@ impl Tls {
         let builder = match &config.ca {
             Some(file) => builder.with_root_certificates(roots(file)?),
             None => builder.with_platform_verifier().map_err(|error| {
-                bad("url", format!("is rediss, but the system's root certificates cannot be read ({error}): install ca-certificates, or set `ca`"))
+                bad("url", format!("is rediss, but the system's root certificates cannot be read ({error})"))
+                    .with_remedy("install ca-certificates, or set `ca`")
             })?,
         };
         let client = match (&config.cert, &config.cert_key) {

@@ -302,7 +302,7 @@ async fn a_replica_is_not_written_to_and_replicas_are_waited_for() {
     let wrong = sink(&replica, "");
     let error = wrong.open().await.unwrap_err();
     assert_eq!((error.class(), error.code()), (Class::Unavailable, "read_only"));
-    assert!(error.message().contains(&primary.port().to_string()), "{error}");
+    assert!(error.to_string().contains(&primary.port().to_string()), "{error}");
     for count in [1, 2] {
         let batch: Vec<_> = (1..=count).map(|seq| delivery(seq, "a")).collect();
         assert_eq!(error_of(&wrong.deliver(&batch).await[0]).code(), "read_only");

@@ -3,6 +3,7 @@
 
 use airtight_core::{
     Result,
+    admin::Finding,
     table::{StatusSpec, literal, quote},
 };
 use sqlx::{
@@ -19,10 +20,10 @@ const TOLERANCE_SECONDS: f64 = 300.0;
 const NEWEST: u32 = 100;
 
 /// What keeps the table from being read as a queue.
-pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
+pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Finding>> {
     let Some(status) = sql.spec.status.as_ref().filter(|_| !sql.canonical) else { return Ok(Vec::new()) };
     if let Err(error) = sql.spec.check_roles() {
-        return Ok(vec![error.to_string()]);
+        return Ok(vec![error.into()]);
     }
     let Some(mut trial) = Trial::of(conn, sql, status).await? else { return Ok(Vec::new()) };
     let column = &status.column;
@@ -35,19 +36,20 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         }
         seen.push(word);
         if let Some(why) = trial.refuses(word).await {
-            problems.push(format!(
-                "{name}.{column} cannot hold `{word}`, the word for `{role}`: {why}. Fix: correct the word in \
-                 [table.status], or let the constraint allow it"
-            ));
+            let message = format!("{name}.{column} cannot hold `{word}`, the word for `{role}`: {why}");
+            let remedy = "correct the word in [table.status], or let the constraint allow it";
+            problems.push(Finding::fatal(message).with_remedy(remedy));
         }
     }
     for [(left, one), (right, other)] in status.distinct() {
         if one.word != other.word && trial.are_the_same(&one.word, &other.word).await {
-            problems.push(format!(
+            let message = format!(
                 "{name}.{column} takes `{}` and `{}`, the words for `{left}` and `{right}`, for the same: events would be \
-                 delivered again and again, or never. Fix: choose words in [table.status] that differ for the column, too",
+                 delivered again and again, or never",
                 one.word, other.word
-            ));
+            );
+            let remedy = "choose words in [table.status] that differ for the column, too";
+            problems.push(Finding::fatal(message).with_remedy(remedy));
         }
     }
     Ok(problems)
@@ -181,7 +183,7 @@ fn some_value(of: &str, row: usize) -> String {
 }
 
 /// What suggests that the times of the table are not in UTC.
-pub(crate) async fn suspicion(conn: &mut SqliteConnection, sql: &Sql) -> Result<Option<String>> {
+pub(crate) async fn suspicion(conn: &mut SqliteConnection, sql: &Sql) -> Result<Option<Finding>> {
     let Some(created) = sql.spec.created_at.as_ref().filter(|_| !sql.canonical) else { return Ok(None) };
     // Along an index where there is one. Else among the open rows, all of which a claim looks at as well.
     let newest = match (&sql.spec.seq, &sql.spec.status) {
@@ -199,18 +201,19 @@ pub(crate) async fn suspicion(conn: &mut SqliteConnection, sql: &Sql) -> Result<
     let ahead: Option<f64> = sqlx::query_scalar(AssertSqlSafe(select)).fetch_one(conn).await.map_err(db)?;
     Ok(ahead.filter(|seconds| *seconds > TOLERANCE_SECONDS).map(|seconds| {
         let minutes = (seconds / 60.0).round();
-        format!(
+        Finding::note(format!(
             "{}: the newest {created} is {}h {}m in the future, read as UTC; events would wait for as long where they wait \
-             for a time. Fix: write times in UTC, as CURRENT_TIMESTAMP is",
+             for a time",
             sql.spec.display_name(),
             (minutes / 60.0).floor(),
             minutes % 60.0
-        )
+        ))
+        .with_remedy("write times in UTC, as CURRENT_TIMESTAMP is")
     }))
 }
 
 /// Rows that are in no state, by their words.
-pub(crate) async fn unexplained(conn: &mut SqliteConnection, sql: &Sql) -> Result<Option<String>> {
+pub(crate) async fn unexplained(conn: &mut SqliteConnection, sql: &Sql) -> Result<Option<Finding>> {
     let Some(status) = sql.spec.status.as_ref().filter(|_| !sql.canonical) else { return Ok(None) };
     let select = format!(
         "SELECT COALESCE(quote(o.{}), 'NULL'), count(*) FROM {} WHERE {} GROUP BY 1 ORDER BY 2 DESC LIMIT 10",
@@ -224,11 +227,11 @@ pub(crate) async fn unexplained(conn: &mut SqliteConnection, sql: &Sql) -> Resul
         return Ok(None);
     }
     let words: Vec<String> = found.iter().map(|(word, count)| format!("{word} ({count})")).collect();
-    Ok(Some(format!(
+    Ok(Some(Finding::note(format!(
         "{} has rows with a status that no role explains, or whose {} cannot be told apart from others (NULL, or bytes); they \
          are left alone: {}",
         sql.spec.display_name(),
         sql.spec.identity,
         words.join(", ")
-    )))
+    ))))
 }

@@ -405,46 +405,45 @@ pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<B
 // --- check ----------------------------------------------------------------------------------------------
 
 pub(crate) async fn check(outbox: &SqliteOutbox) -> Result<Vec<Finding>> {
-    let fatal = |message: String| Finding { fatal: true, message };
-    let note = |message: String| Finding { fatal: false, message };
     let sql = outbox.sql();
     let mut conn = outbox.acquire().await?;
     let mut findings = if outbox.is_log() {
         log::inspect::check(&mut conn, sql).await?
     } else {
-        schema::problems(&mut conn, sql).await?.into_iter().map(fatal).collect()
+        schema::problems(&mut conn, sql).await?
     };
     if !findings.is_empty() && findings.iter().all(|finding| finding.fatal) {
         return Ok(findings);
     }
-    findings.extend(schema::notes(&mut conn, sql).await?.into_iter().map(note));
+    findings.extend(schema::notes(&mut conn, sql).await?);
     let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await.map_err(db)?;
     if !mode.eq_ignore_ascii_case("wal") {
-        findings.push(note(format!(
+        findings.push(Finding::note(format!(
             "journal_mode is {mode}: with WAL, readers and the writer do not block each other"
         )));
     }
     let synchronous: i64 =
         sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut *conn).await.map_err(db)?;
     if synchronous < 2 {
-        findings.push(note(
-            "synchronous is below FULL on this connection: a power loss may lose committed events".into(),
+        findings.push(Finding::note(
+            "synchronous is below FULL on this connection: a power loss may lose committed events",
         ));
     }
     if sql.spec.seq.is_none() {
-        findings.push(note(format!(
+        findings.push(Finding::note(format!(
             "{} has no ascending column: its order is by creation time and identity, unspecified within one transaction",
             sql.spec.display_name()
         )));
     }
-    findings.extend(fits::suspicion(&mut conn, sql).await?.map(note));
+    findings.extend(fits::suspicion(&mut conn, sql).await?);
     if outbox.is_log() {
         return Ok(findings);
     }
-    findings.extend(fits::unexplained(&mut conn, sql).await?.map(note));
+    findings.extend(fits::unexplained(&mut conn, sql).await?);
     let relays = relays(&mut conn, sql).await?;
     for stream in unread(&mut conn, sql, &relays).await? {
-        findings.push(note(format!("stream {stream} has pending events, and no live relay reads it")));
+        findings
+            .push(Finding::note(format!("stream {stream} has pending events, and no live relay reads it")));
     }
     Ok(findings)
 }

@@ -113,8 +113,11 @@ impl Members for SqliteOutbox {
             "SELECT n, owner FROM airtight_partition WHERE outbox = {} AND grp = ?1 AND owner IS NOT NULL",
             sql.name()
         );
-        let owned =
-            sqlx::query(AssertSqlSafe(select)).bind(member.group.stored()).fetch_all(conn).await.map_err(db)?;
+        let owned = sqlx::query(AssertSqlSafe(select))
+            .bind(member.group.stored())
+            .fetch_all(conn)
+            .await
+            .map_err(db)?;
         let mut owners = BTreeMap::new();
         for row in owned {
             let owner: String = row.try_get(1).map_err(db)?;
@@ -228,13 +231,13 @@ async fn refuse_overlap(conn: &mut SqliteConnection, outbox: &str, member: &Memb
                 Code::OVERLAP,
                 format!(
                     "relay {id} on {host} reads {} with order `{order}`, this one {} with order `{}`: two groups on \
-                     one stream would break the order of both; give both the same streams, order and partitions, or \
-                     stop the other one",
+                     one stream would break the order of both",
                     names(&streams),
                     names(&member.streams),
                     member.order.as_str()
                 ),
-            ));
+            )
+            .with_remedy("give both the same streams, order and partitions, or stop the other one"));
         }
         sqlx::query("DELETE FROM airtight_relay WHERE id = ?1")
             .bind(id)

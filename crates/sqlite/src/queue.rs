@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use airtight_core::{
-    Backlog, Code, Error, Result, Verdict,
+    Backlog, Code, Result, Verdict,
+    admin::Finding,
     group::{Member, Members},
     queue::{ClaimRequest, Claimed, QueueStore, RowClaim},
     table::TableSpec,
@@ -51,7 +52,7 @@ impl QueueStore for SqliteQueue {
         let mut conn = self.outbox.acquire().await?;
         let problems = schema::problems(&mut conn, sql).await?;
         if !problems.is_empty() {
-            return Err(Error::permanent(Code::BAD_TABLE, problems.join("; ")));
+            return Err(Finding::refusal(Code::BAD_TABLE, &problems));
         }
         if let Some(note) = fits::suspicion(&mut conn, sql).await? {
             tracing::warn!("{note}");

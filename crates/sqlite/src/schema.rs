@@ -10,6 +10,7 @@
 
 use airtight_core::{
     Code, Error, Result,
+    admin::Finding,
     event::MAX_PAYLOAD_BYTES,
     table::{Shape, TableSpec, quote},
 };
@@ -479,61 +480,64 @@ fn identifier(text: &str) -> (String, &str) {
 }
 
 /// What `migrate` would make again, and nothing stands still without: indexes, and the trigger.
-pub(crate) async fn notes(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
+pub(crate) async fn notes(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Finding>> {
     let mut notes = Vec::new();
     for part in parts(sql) {
         let missing = missing(conn, sql, &part).await?;
         let missing = missing.into_iter().filter(|(kind, _)| *kind != "table");
-        notes.extend(
-            missing.map(|(kind, name)| format!("the {kind} {name} is missing: run `airtight migrate`")),
-        );
+        notes.extend(missing.map(|(kind, name)| {
+            Finding::note(format!("the {kind} {name} is missing")).with_remedy("run `airtight migrate`")
+        }));
     }
     Ok(notes)
 }
 
 /// Says what keeps the table from being read as what it is; all is well when it is empty.
-pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
+pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Finding>> {
     let mut problems = Vec::new();
+    let not_migrated = |message: String| Finding::fatal(message).with_remedy("run `airtight migrate`");
     if !matches!(sql.spec.zone.as_str(), "UTC" | "utc" | "Z" | "+00:00") {
-        problems.push(format!(
-            "{}: timestamps are in `{}`, but SQLite's own time functions support only UTC: store UTC",
+        let message = format!(
+            "{}: timestamps are in `{}`, but SQLite's own time functions support only UTC",
             sql.spec.display_name(),
             sql.spec.zone
-        ));
+        );
+        problems.push(Finding::fatal(message).with_remedy("store UTC"));
     }
     let encoding: String = sqlx::query_scalar("PRAGMA encoding").fetch_one(&mut *conn).await.map_err(db)?;
     if encoding != "UTF-8" {
-        problems.push(format!("the database's encoding is {encoding}: airtight reads text as UTF-8 only"));
+        problems.push(Finding::fatal(format!(
+            "the database's encoding is {encoding}: airtight reads text as UTF-8 only"
+        )));
     }
     if table_columns(conn, None, "airtight_meta").await?.is_empty() {
-        problems.push("airtight's tables are missing: run `airtight migrate`".into());
+        problems.push(not_migrated("airtight's tables are missing".into()));
         return Ok(problems);
     }
     refuse_other_shape(conn, sql).await?;
     for part in parts(sql) {
         match version(conn, &part.name).await? {
-            None => {
-                problems
-                    .push(format!("airtight's tables are missing ({}): run `airtight migrate`", part.name));
-            }
-            Some(found) if found < part.newest => problems.push(format!(
-                "airtight's tables ({}) are of version {found}, this program needs {}: run `airtight migrate`",
+            None => problems.push(not_migrated(format!("airtight's tables are missing ({})", part.name))),
+            Some(found) if found < part.newest => problems.push(not_migrated(format!(
+                "airtight's tables ({}) are of version {found}, this program needs {}",
                 part.name, part.newest
-            )),
+            ))),
             found => {
                 refuse_newer(&part, found)?;
                 let missing = missing(conn, sql, &part).await?;
                 let missing = missing.into_iter().filter(|(kind, _)| *kind == "table");
-                problems.extend(
-                    missing.map(|(_, name)| format!("the table {name} is missing: run `airtight migrate`")),
-                );
+                problems
+                    .extend(missing.map(|(_, name)| not_migrated(format!("the table {name} is missing"))));
             }
         }
     }
     let columns = table_columns(conn, sql.spec.schema.as_deref(), &sql.spec.table).await?;
     let name = sql.spec.display_name();
     if columns.is_empty() {
-        problems.push(format!("there is no table {name}: correct its name, or run `airtight migrate`"));
+        problems.push(
+            Finding::fatal(format!("there is no table {name}"))
+                .with_remedy("correct its name, or run `airtight migrate`"),
+        );
         return Ok(problems);
     }
     // SQLite compares column names without regard to case.
@@ -544,7 +548,10 @@ pub(crate) async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<V
         .filter(|wanted| !columns.iter().any(|column| column.eq_ignore_ascii_case(wanted)))
         .collect();
     if !missing.is_empty() {
-        problems.push(format!("{name} has no column {}: correct the table's spec", missing.join(", ")));
+        problems.push(
+            Finding::fatal(format!("{name} has no column {}", missing.join(", ")))
+                .with_remedy("correct the table's spec"),
+        );
         return Ok(problems);
     }
     problems.extend(fits::problems(conn, sql).await?);
@@ -579,11 +586,11 @@ fn refuse_newer(part: &Part, found: Option<i64>) -> Result<()> {
         Some(found) if found > part.newest => Err(Error::permanent(
             Code::SCHEMA_TOO_NEW,
             format!(
-                "the database has version {found} of airtight's tables ({}), this program knows up to {}: \
-                 upgrade this program",
+                "the database has version {found} of airtight's tables ({}), this program knows up to {}",
                 part.name, part.newest
             ),
-        )),
+        )
+        .with_remedy("upgrade this program")),
         _ => Ok(()),
     }
 }

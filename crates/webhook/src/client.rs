@@ -120,8 +120,11 @@ impl Client {
         }
         let class = class(status);
         let mut message = format!("{} answered {status}", self.origin);
+        let mut remedy = None;
         if status.is_redirection() {
-            message.push_str(&redirected(url, response.headers()));
+            let redirect = redirected(url, response.headers());
+            message.push_str(&redirect.0);
+            remedy = Some(redirect.1);
         }
         if !shown.is_empty() {
             message.push_str(": ");
@@ -130,6 +133,9 @@ impl Client {
         let mut error = Error::new(class, Code::http(status.as_u16()), message);
         if status == StatusCode::GONE {
             error = error.lasting();
+        }
+        if let Some(remedy) = remedy {
+            error = error.with_remedy(remedy);
         }
         match retry_after(response.headers(), OffsetDateTime::now_utc()) {
             Some(after) if class != Class::Permanent => Err(error.with_retry_after(after)),
@@ -160,17 +166,18 @@ impl Client {
     }
 }
 
-/// Where a redirect points, in words.
-fn redirected(ours: &Url, headers: &HeaderMap) -> String {
+/// Where a redirect points, in words, and what to do about it.
+fn redirected(ours: &Url, headers: &HeaderMap) -> (String, &'static str) {
     let location = headers.get(LOCATION).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
     match location.and_then(|location| ours.join(&location).ok()) {
         Some(url) => {
             // A path that is ours already need not be shown; it may hold a token.
             let path = if url.path() == ours.path() { " (the same path)" } else { url.path() };
             let target = printable(format!("{}{path}", origin(&url)).as_bytes());
-            format!(" and redirects to {target}; redirects are not followed: set `url` to that address")
+            let what = format!(" and redirects to {target}; redirects are not followed");
+            (what, "set `url` to that address")
         }
-        None => "; redirects are not followed: set `url` to the endpoint itself".into(),
+        None => ("; redirects are not followed".into(), "set `url` to the endpoint itself"),
     }
 }
 
@@ -187,7 +194,8 @@ fn tls(config: &Resolved) -> Result<rustls::ClientConfig> {
         builder
             .with_platform_verifier()
             .map_err(|error| {
-                bad("url", format!("is https, but the system's root certificates cannot be read ({error}): install ca-certificates, set `ca`, or set SSL_CERT_FILE"))
+                bad("url", format!("is https, but the system's root certificates cannot be read ({error})"))
+                    .with_remedy("install ca-certificates, set `ca`, or set SSL_CERT_FILE")
             })?
             .with_no_client_auth()
     } else {

@@ -136,7 +136,8 @@ impl WebhookConfig {
         let signer = self.secret.as_deref().map(Signer::parse).transpose()?;
         let headers = headers(&self.headers)?;
         if headers.contains_key(AUTHORIZATION) && has_credentials(endpoint.base()) {
-            return Err(bad("headers", "set `Authorization`, and so do the credentials in `url`: keep one"));
+            return Err(bad("headers", "set `Authorization`, and so do the credentials in `url`")
+                .with_remedy("keep one"));
         }
         for (key, duration) in [("timeout", self.timeout), ("connect_timeout", self.connect_timeout)] {
             if duration.is_zero() {
@@ -151,7 +152,7 @@ impl WebhookConfig {
         let proxy = self.proxy.as_deref().map(proxy).transpose()?;
         let roots = self.ca.as_deref().map(roots).transpose()?;
         if roots.is_some() && endpoint.base().scheme() != "https" && self.proxy.is_none() {
-            return Err(bad("ca", "needs TLS: write https://"));
+            return Err(bad("ca", "needs TLS").with_remedy("write https://"));
         }
         Ok(Resolved {
             endpoint,
@@ -239,7 +240,8 @@ fn headers(config: &BTreeMap<String, String>) -> Result<HeaderMap> {
             bad("headers", format!("has the name `{}`, which HTTP does not allow", name.escape_debug()))
         })?;
         if is_ours(&header) {
-            return Err(bad("headers", format!("sets `{header}`, which airtight sets itself: remove it")));
+            return Err(bad("headers", format!("sets `{header}`, which airtight sets itself"))
+                .with_remedy("remove it"));
         }
         let mut value = HeaderValue::from_str(value).map_err(|_| {
             bad(
@@ -250,7 +252,8 @@ fn headers(config: &BTreeMap<String, String>) -> Result<HeaderMap> {
         value.set_sensitive(true);
         // Two spellings of one name are two keys of the config, and one header.
         if headers.insert(header.clone(), value).is_some() {
-            return Err(bad("headers", format!("sets `{header}` twice, in different spellings: keep one")));
+            return Err(bad("headers", format!("sets `{header}` twice, in different spellings"))
+                .with_remedy("keep one"));
         }
     }
     Ok(headers)
@@ -301,7 +304,7 @@ mod tests {
         ];
         for (config, expected) in cases {
             let error = refused(config);
-            assert!(error.message().contains(expected), "{error} should say {expected}");
+            assert!(error.to_string().contains(expected), "{error} should say {expected}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
             assert_eq!(error.class(), Class::Permanent);
         }

@@ -135,7 +135,8 @@ impl Signer {
         let keys: Vec<_> = secrets.split_whitespace().map(key).collect::<Result<_>>()?;
         if keys.is_empty() {
             // Most often an environment variable that is not set; sending unsigned would be the wrong guess.
-            return Err(bad("secret", "is empty: give one, or remove the key to send unsigned requests"));
+            return Err(bad("secret", "is empty")
+                .with_remedy("give one, or remove the key to send unsigned requests"));
         }
         Ok(Self(keys))
     }

@@ -290,10 +290,8 @@ impl<S: LogStore> Source for Log<S> {
         let shared = &self.inner.shared;
         if shared.track().paused {
             let name = &shared.options.consumer;
-            return Err(Error::permanent(
-                Code::PAUSED,
-                format!("consumer `{name}` is paused: `airtight consumers resume {name}`"),
-            ));
+            return Err(Error::permanent(Code::PAUSED, format!("consumer `{name}` is paused"))
+                .with_remedy(format!("`airtight consumers resume {name}`")));
         }
         shared.settle(&[], true).await?;
         let member = shared.track().group.member.clone();

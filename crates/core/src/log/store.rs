@@ -297,8 +297,11 @@ pub fn behind_retention(consumer: &str, offset: i64, floor: i64) -> Error {
         Code::BEHIND_RETENTION,
         format!(
             "consumer `{consumer}` stands at seq {offset}, but retention has removed events up to {floor}: \
-             they cannot be delivered any more. Rebuild what the consumer feeds, and seek it (docs/operations.md, \
-             \"Rebuilding a consumer\"): `airtight consumers seek {consumer} --earliest`"
+             they cannot be delivered any more"
         ),
     )
+    .with_remedy(format!(
+        "rebuild what the consumer feeds, and seek it (docs/operations.md, \"Rebuilding a consumer\"): `airtight \
+         consumers seek {consumer} --earliest`"
+    ))
 }

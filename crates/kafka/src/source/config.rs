@@ -227,8 +227,8 @@ impl KafkaSourceConfig {
                 return Err(bad("retry_topic", "must be a separate topic that nothing else writes to"));
             }
             if self.order != Order::None {
-                let what = "gives up the order of events: set `order` to `none`, or retry in place";
-                return Err(bad("retry_topic", what));
+                let error = bad("retry_topic", "gives up the order of events");
+                return Err(error.with_remedy("set `order` to `none`, or retry in place"));
             }
         }
         if self.order == Order::Total {
@@ -245,7 +245,7 @@ impl KafkaSourceConfig {
         }
         for key in self.connection.settings.keys() {
             if FIXED.iter().any(|(fixed, _)| fixed == key) || REFUSED.contains(&key.as_str()) {
-                return Err(bad(key, "is set by airtight itself: remove it"));
+                return Err(bad(key, "is set by airtight itself").with_remedy("remove it"));
             }
         }
         Ok(())
@@ -363,7 +363,7 @@ mod tests {
             let config =
                 KafkaSourceConfig::from_url(url).and_then(|config| config.consumer_config().map(drop));
             let error = config.expect_err(url);
-            assert!(error.message().contains(expected), "{url}: {error}");
+            assert!(error.to_string().contains(expected), "{url}: {error}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?} tells a secret");
             assert_eq!(error.class(), Class::Permanent);
         }

@@ -52,7 +52,7 @@ impl Admin for PgOutbox {
         }
         let columns = match queue::load(self, &mut conn).await {
             Ok(columns) => columns,
-            Err(error) => return Ok(vec![Finding { fatal: true, message: error.to_string() }]),
+            Err(error) => return Ok(vec![error.into()]),
         };
         // There may be one connection only.
         conn.commit().await?;
@@ -60,10 +60,9 @@ impl Admin for PgOutbox {
         if findings.iter().any(|finding| finding.fatal) {
             return Ok(findings);
         }
-        let unexplained = fits::unexplained(self, &*columns).await?;
-        findings.extend(unexplained.map(|message| Finding { fatal: false, message }));
+        findings.extend(fits::unexplained(self, &*columns).await?);
         let mut conn = self.acquire().await?;
-        let mut note = |message: String| findings.push(Finding { fatal: false, message });
+        let mut note = |message: String| findings.push(Finding::note(message));
         if columns.spec.seq.is_none() {
             note(format!(
                 "{} has no ascending column: events of one transaction are delivered in no particular order",
@@ -81,8 +80,7 @@ impl Admin for PgOutbox {
         let standby: bool = settings.try_get(1).map_err(doing("reading settings"))?;
         conn.commit().await?;
         if standby {
-            let message = "this server is a standby: claims need the primary".to_owned();
-            findings.push(Finding { fatal: true, message });
+            findings.push(Finding::fatal("this server is a standby: claims need the primary"));
         }
         Ok(findings)
     }
@@ -372,8 +370,9 @@ pub(crate) async fn matching(
         if found > 1 && c.spec.seq.is_none() && condition.contains("extract(") {
             return Err(Error::permanent(
                 Code::AMBIGUOUS,
-                format!("several events were written at {id}, which stands for their time: give an id"),
-            ));
+                format!("several events were written at {id}, which stands for their time"),
+            )
+            .with_remedy("give an id"));
         }
         if found > 0 {
             return Ok(Some(condition));

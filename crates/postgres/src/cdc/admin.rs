@@ -222,7 +222,7 @@ impl PgOutbox {
     /// What prevents this outbox from being followed through the WAL, and what might prevent it later.
     pub async fn check_cdc(&self, options: &CdcOptions) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
-        let mut fatal = |error: Error| findings.push(Finding { fatal: true, message: error.to_string() });
+        let mut fatal = |error: Error| findings.push(error.into());
         let mut conn = self.acquire().await?;
         let c = match EventColumns::load(self, &mut conn).await {
             Ok(c) => c,
@@ -267,14 +267,11 @@ impl PgOutbox {
             }
             (None, Publication::Fits) => {}
             (None, Publication::Unfit(unfit)) => fatal(unfit.error()),
-            (None, Publication::Missing) => findings.push(Finding {
-                fatal: false,
-                message: format!(
-                    "the publication `{}` is created at the first start: {}",
-                    options.publication,
-                    publication::create(&c, &options.publication)
-                ),
-            }),
+            (None, Publication::Missing) => findings.push(Finding::note(format!(
+                "the publication `{}` is created at the first start: {}",
+                options.publication,
+                publication::create(&c, &options.publication)
+            ))),
         }
         let found = slot::find(self, name).await?;
         if let Some(server) = server {
@@ -284,13 +281,13 @@ impl PgOutbox {
                 && let Err(error) =
                     slot::check_gap(self, &c, name, stored, found.as_ref(), &server, has_marks).await
             {
-                findings.push(Finding { fatal: true, message: error.to_string() });
+                findings.push(error.into());
             }
         }
         if let Some(slot) = &found
             && let Err(error) = slot::check_kind(self, name, slot).await
         {
-            findings.push(Finding { fatal: true, message: error.to_string() });
+            findings.push(error.into());
         }
         findings.extend(self.check_room(found.is_none()).await?);
         Ok(findings)
@@ -318,25 +315,26 @@ impl PgOutbox {
             ("walsenders", number("senders")?, number("sending")?, "max_wal_senders"),
         ] {
             if wants_slot && used >= all {
-                let message = format!(
-                    "all {all} {what} are in use: raise {setting} and restart the server (ALTER SYSTEM SET {setting} = {})",
+                findings.push(Finding::fatal(format!("all {all} {what} are in use")).with_remedy(format!(
+                    "raise {setting} and restart the server (ALTER SYSTEM SET {setting} = {})",
                     all + 4
-                );
-                findings.push(Finding { fatal: true, message });
+                )));
             }
         }
         let keep: String = row.try_get("keep").map_err(&failed)?;
-        let message = if keep == "-1" {
-            "max_slot_wal_keep_size is -1: while a relay is unavailable, the server keeps WAL, until its disk is \
-             full. Set a limit, and watch `lag_bytes` of `airtight status`: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
-                .to_owned()
+        findings.push(if keep == "-1" {
+            Finding::note(
+                "max_slot_wal_keep_size is -1: while a relay is unavailable, the server keeps WAL, until its disk is full",
+            )
+            .with_remedy(
+                "set a limit, and watch `lag_bytes` of `airtight status`: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'",
+            )
         } else {
-            format!(
+            Finding::note(format!(
                 "max_slot_wal_keep_size is {keep}: a relay that falls further behind loses its slot, and the rows \
                  that the table still has must be delivered again (docs/cdc.md, \"A lost slot\")"
-            )
-        };
-        findings.push(Finding { fatal: false, message });
+            ))
+        });
         Ok(findings)
     }
 

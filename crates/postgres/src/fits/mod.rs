@@ -11,7 +11,7 @@ mod types;
 mod words;
 mod zone;
 
-use airtight_core::{Code, Error, Result, admin::Finding, table::StatusSpec};
+use airtight_core::{Code, Result, admin::Finding, table::StatusSpec};
 use sqlx::{AssertSqlSafe, FromRow, Row, postgres::PgRow};
 
 use crate::{PgOutbox, columns::EventColumns, error::doing, queue::QueueTable};
@@ -25,20 +25,17 @@ pub(crate) async fn findings(
     if outbox.options.spec.is_none() {
         return Ok(Vec::new());
     }
-    let mut problems = types::problems(outbox, c).await?;
-    problems.extend(zone::unknown(outbox, c).await?);
+    let mut findings = types::problems(outbox, c).await?;
+    findings.extend(zone::unknown(outbox, c).await?);
     if let Some(status) = status {
-        problems.extend(c.spec.check_roles().err().map(|error| error.to_string()));
+        findings.extend(c.spec.check_roles().err().map(Finding::from));
         // What the server thinks of a word depends on its column, which may be of the wrong type altogether.
-        if problems.is_empty() {
-            problems.extend(words::problems(outbox, c, status).await?);
+        if findings.is_empty() {
+            findings.extend(words::problems(outbox, c, status).await?);
         }
     }
-    let mut findings: Vec<Finding> =
-        problems.into_iter().map(|message| Finding { fatal: true, message }).collect();
     if findings.is_empty() {
-        let note = zone::suspicion(outbox, c, status).await?;
-        findings.extend(note.map(|message| Finding { fatal: false, message }));
+        findings.extend(zone::suspicion(outbox, c, status).await?);
     }
     Ok(findings)
 }
@@ -48,17 +45,16 @@ pub(crate) async fn at_start(outbox: &PgOutbox, c: &EventColumns, status: Option
     let (fatal, notes): (Vec<Finding>, Vec<Finding>) =
         findings(outbox, c, status).await?.into_iter().partition(|finding| finding.fatal);
     if !fatal.is_empty() {
-        let messages: Vec<String> = fatal.into_iter().map(|finding| finding.message).collect();
-        return Err(Error::permanent(Code::BAD_TABLE, messages.join("; ")));
+        return Err(Finding::refusal(Code::BAD_TABLE, &fatal));
     }
     for note in notes {
-        tracing::warn!(outbox = c.outbox, "{}", note.message);
+        tracing::warn!(outbox = c.outbox, "{note}");
     }
     Ok(())
 }
 
 /// Notes that cost a look at every row, for `check` alone.
-pub(crate) async fn unexplained(outbox: &PgOutbox, table: &dyn QueueTable) -> Result<Option<String>> {
+pub(crate) async fn unexplained(outbox: &PgOutbox, table: &dyn QueueTable) -> Result<Option<Finding>> {
     words::unexplained(outbox, table).await
 }
 

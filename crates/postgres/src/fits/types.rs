@@ -4,6 +4,7 @@
 
 use airtight_core::{
     Result,
+    admin::Finding,
     table::{PayloadKind, quote},
 };
 
@@ -21,25 +22,25 @@ const TIMES: [&str; 6] =
     ["timestamp with time zone", "timestamp without time zone", "date", "smallint", "integer", "bigint"];
 const JSON: [&str; 6] = ["json", "jsonb", "text", "character varying", "bpchar", "citext"];
 
-pub(super) async fn problems(outbox: &PgOutbox, c: &EventColumns) -> Result<Vec<String>> {
+pub(super) async fn problems(outbox: &PgOutbox, c: &EventColumns) -> Result<Vec<Finding>> {
     let mut problems = of_columns(c);
     problems.extend(of_lookup(outbox, c).await?);
     problems.extend(of_offsets(outbox, c).await?);
     Ok(problems)
 }
 
-fn of_columns(c: &EventColumns) -> Vec<String> {
+fn of_columns(c: &EventColumns) -> Vec<Finding> {
     let spec = &c.spec;
     let mut problems = Vec::new();
     let mut expect = |key: &str, column: Option<&str>, types: &[&str]| {
         let Some(column) = column else { return };
         let found = c.type_of(column);
         if !types.contains(&found) {
-            problems.push(format!(
+            problems.push(Finding::fatal(format!(
                 "{}.{column}, mapped as `{key}`, is of type {found}; `{key}` takes {}",
                 c.outbox,
                 types.join(", ")
-            ));
+            )));
         }
     };
     expect("seq", spec.seq.as_deref(), &NUMBERS);
@@ -91,14 +92,14 @@ async fn columns_of(outbox: &PgOutbox, table: &str) -> Result<Vec<(String, Strin
 }
 
 /// The table that has the payloads.
-async fn of_lookup(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<String>> {
+async fn of_lookup(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<Finding>> {
     let Some(lookup) = &c.spec.log.lookup else { return Ok(None) };
     let table = qualified(lookup.schema.as_deref(), &lookup.table);
     let mut wanted = vec![lookup.key.as_str()];
     wanted.extend(Some(c.spec.payload.as_str()).filter(|payload| !payload.is_empty()));
     let found = columns_of(outbox, &table).await?;
-    if let Some(missing) = missing(&table, &found, &wanted) {
-        return Ok(Some(format!("{}: the payloads are in {missing}", c.outbox)));
+    if let Some(missing) = missing(&format!("{}: the payloads", c.outbox), &table, &found, &wanted) {
+        return Ok(Some(missing));
     }
     let sql = format!(
         "SELECT EXISTS (SELECT FROM {table} l JOIN {} t ON l.{} = t.{} WHERE false)",
@@ -107,44 +108,53 @@ async fn of_lookup(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<String>
         quote(&lookup.by)
     );
     Ok(trial(outbox, sql).await?.err().map(|why| {
-        format!(
-            "{}: its payloads cannot be looked up in {table}, whose {} must equal {}: {why}. Fix: correct `lookup` in [table]",
+        Finding::fatal(format!(
+            "{}: its payloads cannot be looked up in {table}, whose {} must equal {}: {why}",
             c.outbox, lookup.key, lookup.by
-        )
+        ))
+        .with_remedy("correct `lookup` in [table]")
     }))
 }
 
 /// The application's own table of offsets.
-async fn of_offsets(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<String>> {
+async fn of_offsets(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<Finding>> {
     let Some(offsets) = &c.spec.log.offsets else { return Ok(None) };
     let table = qualified(offsets.schema.as_deref(), &offsets.table);
     let mut wanted = vec![offsets.consumer.as_str(), offsets.last_seq.as_str()];
     wanted.extend(offsets.updated_at.as_deref());
     let found = columns_of(outbox, &table).await?;
-    if let Some(missing) = missing(&table, &found, &wanted) {
-        return Ok(Some(format!("{}: the offsets are in {missing}", c.outbox)));
+    if let Some(missing) = missing(&format!("{}: the offsets", c.outbox), &table, &found, &wanted) {
+        return Ok(Some(missing));
     }
     let is = |column: &str, types: &[&str]| {
         found.iter().any(|(name, of)| name == column && types.contains(&of.as_str()))
     };
     if !is(&offsets.last_seq, &INTEGERS) {
-        return Ok(Some(format!(
+        return Ok(Some(Finding::fatal(format!(
             "{table}.{}, mapped as `offsets.last_seq`, is not an integer",
             offsets.last_seq
-        )));
+        ))));
     }
     if !is(&offsets.consumer, &TEXTS) {
-        return Ok(Some(format!("{table}.{}, mapped as `offsets.consumer`, is not text", offsets.consumer)));
+        return Ok(Some(Finding::fatal(format!(
+            "{table}.{}, mapped as `offsets.consumer`, is not text",
+            offsets.consumer
+        ))));
     }
     Ok(None)
 }
 
-fn missing(table: &str, found: &[(String, String)], wanted: &[&str]) -> Option<String> {
+fn missing(what: &str, table: &str, found: &[(String, String)], wanted: &[&str]) -> Option<Finding> {
     if found.is_empty() {
-        return Some(format!("{table}, and there is no such table: create it, or correct [table]"));
+        return Some(
+            Finding::fatal(format!("{what} are in {table}, and there is no such table"))
+                .with_remedy("create it, or correct [table]"),
+        );
     }
     let missing: Vec<&str> =
         wanted.iter().copied().filter(|column| !found.iter().any(|(name, _)| name == column)).collect();
-    (!missing.is_empty())
-        .then(|| format!("{table}, which has no column {}: correct [table]", missing.join(", ")))
+    (!missing.is_empty()).then(|| {
+        Finding::fatal(format!("{what} are in {table}, which has no column {}", missing.join(", ")))
+            .with_remedy("correct [table]")
+    })
 }

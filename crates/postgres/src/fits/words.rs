@@ -2,6 +2,7 @@
 
 use airtight_core::{
     Result,
+    admin::Finding,
     table::{StatusSpec, literal, quote},
 };
 use sqlx::Row;
@@ -17,7 +18,7 @@ pub(super) async fn problems(
     outbox: &PgOutbox,
     c: &EventColumns,
     status: &StatusSpec,
-) -> Result<Vec<String>> {
+) -> Result<Vec<Finding>> {
     let column = &status.column;
     let known = row(
         outbox,
@@ -56,11 +57,9 @@ pub(super) async fn problems(
     }
     for (role, word) in &words {
         let mut refuse = |why: String, or: String| {
-            problems.push(format!(
-                "{}.{column} cannot hold `{word}`, the word for `{role}`: {why}. Fix: correct the word in \
-                 [table.status]{or}",
-                c.outbox
-            ));
+            let message = format!("{}.{column} cannot hold `{word}`, the word for `{role}`: {why}", c.outbox);
+            let remedy = format!("correct the word in [table.status]{or}");
+            problems.push(Finding::fatal(message).with_remedy(remedy));
         };
         let typed = format!("CAST({} AS {of_type})", literal(word));
         if let Some(width) = width.filter(|width| word.chars().count() > usize::try_from(*width).unwrap_or(0))
@@ -109,16 +108,17 @@ pub(super) async fn problems(
     Ok(problems)
 }
 
-fn same(c: &EventColumns, column: &str, one: (&str, &str), other: (&str, &str)) -> String {
-    format!(
+fn same(c: &EventColumns, column: &str, one: (&str, &str), other: (&str, &str)) -> Finding {
+    Finding::fatal(format!(
         "{}.{column} takes `{}` and `{}`, the words for `{}` and `{}`, for the same word: events would be delivered again and \
-         again, or never. Fix: choose words in [table.status] that differ for the column, too",
+         again, or never",
         c.outbox, one.1, other.1, one.0, other.0
-    )
+    ))
+    .with_remedy("choose words in [table.status] that differ for the column, too")
 }
 
 /// Rows whose status means nothing, by their words.
-pub(super) async fn unexplained(outbox: &PgOutbox, c: &dyn QueueTable) -> Result<Option<String>> {
+pub(super) async fn unexplained(outbox: &PgOutbox, c: &dyn QueueTable) -> Result<Option<Finding>> {
     let Some(unexplained) = c.unexplained() else { return Ok(None) };
     let sql = format!(
         "SELECT coalesce(quote_literal({status}::text), 'NULL'), count(*) FROM {} t WHERE {unexplained} GROUP BY 1 ORDER BY 2 DESC LIMIT 10",
@@ -130,9 +130,9 @@ pub(super) async fn unexplained(outbox: &PgOutbox, c: &dyn QueueTable) -> Result
         return Ok(None);
     }
     let words: Vec<String> = found.iter().map(|(word, count)| format!("{word} ({count})")).collect();
-    Ok(Some(format!(
+    Ok(Some(Finding::note(format!(
         "{} has rows with a status that no role explains. They are left alone: {}",
         c.outbox,
         words.join(", ")
-    )))
+    ))))
 }

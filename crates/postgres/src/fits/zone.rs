@@ -5,6 +5,7 @@
 
 use airtight_core::{
     Result,
+    admin::Finding,
     table::{StatusSpec, literal},
 };
 use sqlx::Row;
@@ -23,15 +24,12 @@ const TOLERANCE_SECONDS: f64 = 300.0;
 const NEWEST: u32 = 100;
 
 /// A zone that the server does not know.
-pub(super) async fn unknown(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<String>> {
+pub(super) async fn unknown(outbox: &PgOutbox, c: &EventColumns) -> Result<Option<Finding>> {
     let zone = &c.spec.zone;
     let known = trial(outbox, format!("SELECT now() AT TIME ZONE {} IS NULL", literal(zone))).await?;
     Ok(known.err().map(|why| {
-        format!(
-            "{}: the server does not know the zone `{zone}`: {why}. Fix: set `zone` in [table] to a name in \
-             pg_timezone_names, such as `Asia/Seoul`",
-            c.outbox
-        )
+        Finding::fatal(format!("{}: the server does not know the zone `{zone}`: {why}", c.outbox))
+            .with_remedy("set `zone` in [table] to a name in pg_timezone_names, such as `Asia/Seoul`")
     }))
 }
 
@@ -40,37 +38,37 @@ pub(super) async fn suspicion(
     outbox: &PgOutbox,
     c: &EventColumns,
     status: Option<&StatusSpec>,
-) -> Result<Option<String>> {
+) -> Result<Option<Finding>> {
     let Some(created) = c.spec.created_at.as_deref().filter(|column| c.is_without_zone(column)) else {
         return Ok(None);
     };
     let zone = &c.spec.zone;
     let theirs = databases_zone(outbox, zone).await?;
     let ahead = ahead(outbox, c, status, created, theirs.as_deref()).await?;
-    let set = match &theirs {
-        Some(theirs) => {
-            format!("Fix: zone = \"{theirs}\" in [table], if that is where {created} is written")
-        }
-        None => format!("Fix: set `zone` in [table] to the zone in which {created} is written"),
+    let remedy = match &theirs {
+        Some(theirs) => format!("zone = \"{theirs}\" in [table], if that is where {created} is written"),
+        None => format!("set `zone` in [table] to the zone in which {created} is written"),
     };
     if let Some(seconds) = ahead.ours.filter(|seconds| *seconds > TOLERANCE_SECONDS) {
         let fits = ahead.theirs.is_some_and(|seconds| seconds <= TOLERANCE_SECONDS);
-        return Ok(Some(format!(
+        let note = Finding::note(format!(
             "{}: the newest {created} is {} in the future if it is read in the zone `{zone}`; events that wait for a \
-             time would wait that much longer{}. {set}",
+             time would wait that much longer{}",
             c.outbox,
             hours(seconds),
             if fits { "; in the database's own zone, it is not in the future" } else { "" },
-        )));
+        ));
+        return Ok(Some(note.with_remedy(remedy)));
     }
     if let Some(theirs) = &theirs
         && is_filled_by_now(outbox, c, created).await?
     {
-        return Ok(Some(format!(
+        let note = Finding::note(format!(
             "{}: {created} has no zone and is filled by now(), which is the time in the zone of the writer's \
-             session; the database's own zone is `{theirs}`, but rows are read in the zone `{zone}`. {set}",
+             session; the database's own zone is `{theirs}`, but rows are read in the zone `{zone}`",
             c.outbox
-        )));
+        ));
+        return Ok(Some(note.with_remedy(remedy)));
     }
     Ok(None)
 }

@@ -475,7 +475,8 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
             // Not meant to be a log, or followed in another way.
             let fatal = !error.is(&Code::NO_SEQ) && outbox.readers().await?.is_empty();
             let only_cdc = if fatal { "" } else { ". It can be followed through the WAL: `--read cdc`" };
-            return Ok(vec![Finding { fatal, message: format!("{error}{only_cdc}") }]);
+            let found = Finding::from(error.map_message(|message| format!("{message}{only_cdc}")));
+            return Ok(vec![Finding { fatal, ..found }]);
         }
     };
     findings.extend(outbox.sequence_finding(&mut conn).await?);
@@ -491,33 +492,34 @@ pub(crate) async fn findings(outbox: &PgOutbox) -> Result<Vec<Finding>> {
     for consumer in consumers_of(outbox, &mut conn, &table).await? {
         let name = &consumer.name;
         if let Err(error) = witness::check(outbox, &mut conn, &table, name).await {
-            findings.push(Finding { fatal: true, message: error.to_string() });
+            findings.push(error.into());
         } else if consumer.behind_retention {
-            let message = format!(
-                "consumer `{name}` is behind retention: see \"Rebuilding a consumer\" in docs/operations.md"
+            findings.push(
+                Finding::fatal(format!("consumer `{name}` is behind retention"))
+                    .with_remedy("see \"Rebuilding a consumer\" in docs/operations.md"),
             );
-            findings.push(Finding { fatal: true, message });
         } else if !consumer.waits_for.is_empty() {
-            let message = format!(
-                "consumer `{name}` waits after seq {}, because a transaction that has published is still open: {}. See \
-                 \"A log that stands still\" in docs/operations.md",
+            let note = Finding::note(format!(
+                "consumer `{name}` waits after seq {}, because a transaction that has published is still open: {}",
                 consumer.offset,
                 open_publishers(&consumer.waits_for)
-            );
-            findings.push(Finding { fatal: false, message });
+            ));
+            findings.push(note.with_remedy("see \"A log that stands still\" in docs/operations.md"));
         } else if consumer.instances.is_empty() && consumer.lag_events > 0 {
-            let message = format!(
+            let note = Finding::note(format!(
                 "consumer `{name}` is {} behind (in events), and no relay works for it right now; retention waits \
-                 for it. To remove it, if it is no longer needed: `airtight consumers remove {name}`",
+                 for it",
                 consumer.lag_events
-            );
-            findings.push(Finding { fatal: false, message });
+            ));
+            findings.push(note.with_remedy(format!(
+                "to remove it, if it is no longer needed: `airtight consumers remove {name}`"
+            )));
         }
     }
     if table.partitioned
-        && let Some(message) = table_partitions::caught(outbox, &mut conn, &table).await?
+        && let Some(note) = table_partitions::caught(outbox, &mut conn, &table).await?
     {
-        findings.push(Finding { fatal: false, message });
+        findings.push(note);
     }
     conn.commit().await?;
     Ok(findings)

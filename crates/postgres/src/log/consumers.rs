@@ -195,13 +195,13 @@ pub(crate) async fn refuse_other_instances(
     Err(Error::permanent(
         Code::OVERLAP,
         format!(
-            "consumer `{}` runs on {host} with {}, here with {}: give all of its instances the same settings, stop \
-             the others first, or use another name",
+            "consumer `{}` runs on {host} with {}, here with {}",
             member.consumer(),
             described(partitions, &streams, &order),
             described(usize::from(member.partitions), &member.streams, member.order.as_str())
         ),
-    ))
+    )
+    .with_remedy("give all of its instances the same settings, stop the others first, or use another name"))
 }
 
 /// The offset in a table of the application's own, made if it is not there.

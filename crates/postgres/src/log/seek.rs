@@ -160,10 +160,11 @@ async fn at_time(
         return Err(Error::permanent(
             Code::NO_TIME,
             format!(
-                "{} has no column `created_at` mapped, so no position can be found for a time: give a seq",
+                "{} has no column `created_at` mapped, so no position can be found for a time",
                 table.columns.outbox
             ),
-        ));
+        )
+        .with_remedy("give a seq"));
     };
     let sql = format!(
         "SELECT min({}) FROM {} t WHERE {} >= $1",
@@ -180,10 +181,9 @@ async fn at_time(
     let Some(first) = first else {
         return Err(Error::permanent(
             Code::BAD_OFFSET,
-            format!(
-                "no event was published at {time} or later; the last event has seq {last}: use `--latest`"
-            ),
-        ));
+            format!("no event was published at {time} or later; the last event has seq {last}"),
+        )
+        .with_remedy("use `--latest`"));
     };
     Ok((first - 1).max(floor))
 }

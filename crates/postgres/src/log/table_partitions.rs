@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use airtight_core::{Code, Error, Result, log::open_publishers, table::literal};
+use airtight_core::{Code, Error, Result, admin::Finding, log::open_publishers, table::literal};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{LogTable, consumers, publishers};
@@ -219,16 +219,18 @@ async fn net_end(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable, leaves: &
 }
 
 /// How many events are in the net, as a finding for operators; none when it is empty.
-pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result<Option<String>> {
+pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable) -> Result<Option<Finding>> {
     let leaves = leaves(outbox, conn, table).await?;
     let Some(net) = leaves.iter().find(|leaf| leaf.bounds.is_none()) else {
-        return Ok(Some(format!(
-            "{} has no DEFAULT partition: an event that arrives before its partition is created would be refused. Fix: \
-             CREATE TABLE {} PARTITION OF {} DEFAULT",
-            table.columns.outbox,
+        let finding = Finding::note(format!(
+            "{} has no DEFAULT partition: an event that arrives before its partition is created would be refused",
+            table.columns.outbox
+        ));
+        return Ok(Some(finding.with_remedy(format!(
+            "CREATE TABLE {} PARTITION OF {} DEFAULT",
             outbox.own(&format!("{}_default", outbox.options.table)),
             table.columns.table
-        )));
+        ))));
     };
     let there: bool = sqlx::query_scalar(AssertSqlSafe(format!("SELECT EXISTS (SELECT FROM {})", net.name)))
         .persistent(!outbox.pooled)
@@ -236,10 +238,12 @@ pub(super) async fn caught(outbox: &PgOutbox, conn: &mut Conn, table: &LogTable)
         .await
         .map_err(doing("reading the DEFAULT partition"))?;
     Ok(there.then(|| {
-        format!(
-            "the DEFAULT partition {} holds events: they are delivered, but retention must delete them one by one; keep \
-             a relay running, or run `airtight migrate` regularly, so that partitions are created in advance",
+        Finding::note(format!(
+            "the DEFAULT partition {} holds events: they are delivered, but retention must delete them one by one",
             literal(&net.name)
+        ))
+        .with_remedy(
+            "keep a relay running, or run `airtight migrate` regularly, so that partitions are created in advance",
         )
     }))
 }

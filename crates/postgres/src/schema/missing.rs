@@ -217,7 +217,8 @@ impl PgOutbox {
             .into_iter()
             .map(|Missing { what, fatal }| Finding {
                 fatal,
-                message: format!("{what} is missing: run {command}"),
+                message: format!("{what} is missing"),
+                remedy: Some(format!("run {command}")),
             })
             .collect())
     }

@@ -202,14 +202,13 @@ impl PgOutbox {
             return Ok(None);
         }
         let SequenceState { stands, needed } = self.sequence_state(conn).await?;
-        Ok((stands < needed).then(|| Finding {
-            fatal: true,
-            message: format!(
+        Ok((stands < needed).then(|| {
+            Finding::fatal(format!(
                 "the sequence of {} is at {stands}, but seq {needed} is already used: new events are refused, or stored \
-                 below the offsets of consumers. Fix: {}",
-                self.spec.display_name(),
-                migrate_command(&self.options)
-            ),
+                 below the offsets of consumers",
+                self.spec.display_name()
+            ))
+            .with_remedy(migrate_command(&self.options))
         }))
     }
 

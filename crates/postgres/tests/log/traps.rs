@@ -234,7 +234,7 @@ async fn what_retention_has_removed_is_an_error_and_no_hole() {
     let late = f.outbox.log(airtight_core::log::LogOptions::consumer("late"));
     let error = late.open(&Capabilities::default()).await.unwrap_err();
     assert_eq!(error.code(), "behind_retention", "{error}");
-    assert!(error.message().contains("Rebuilding a consumer"), "{error}");
+    assert!(error.to_string().contains("Rebuilding a consumer"), "{error}");
     late.close().await.unwrap();
 
     // And one that runs into it while it follows.

@@ -49,7 +49,7 @@ impl Made {
     /// What `check` says is missing.
     async fn said(&self) -> String {
         let findings = self.outbox.check().await.unwrap();
-        findings.into_iter().map(|finding| finding.message).collect::<Vec<_>>().join("\n")
+        findings.into_iter().map(|finding| finding.to_string()).collect::<Vec<_>>().join("\n")
     }
 
     /// One event goes through.

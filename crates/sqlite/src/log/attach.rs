@@ -118,22 +118,18 @@ async fn refuse_live(conn: &mut SqliteConnection, sql: &Sql, member: &Member, be
     if !repartitions {
         return Err(Error::permanent(
             Code::OVERLAP,
-            format!(
-                "consumer `{}` runs on {host} with other streams or another order: give all of its instances the same, \
-                 stop the others first, or take another name",
-                member.consumer()
-            ),
-        ));
+            format!("consumer `{}` runs on {host} with other streams or another order", member.consumer()),
+        )
+        .with_remedy("give all of its instances the same, stop the others first, or take another name"));
     }
     Err(Error::permanent(
         Code::OVERLAP,
         format!(
-            "consumer `{}` has {before} partitions, and a relay on {host} works with them: stop it (and all others) \
-             before one starts with {}",
-            member.consumer(),
-            member.partitions
+            "consumer `{}` has {before} partitions, and a relay on {host} works with them",
+            member.consumer()
         ),
-    ))
+    )
+    .with_remedy(format!("stop it (and all others) before one starts with {}", member.partitions)))
 }
 
 /// Restarts all partitions from the smallest offset. Events beyond it that are parked already stay so, in

@@ -384,35 +384,30 @@ pub(crate) async fn blocked(outbox: &SqliteOutbox, limit: usize) -> Result<Vec<B
 
 /// What keeps the log from being followed, or is worth knowing about its consumers.
 pub(crate) async fn check(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Finding>> {
-    let fatal = |message: String| Finding { fatal: true, message };
-    let problems = super::problems(conn, sql).await?;
-    if !problems.is_empty() {
-        return Ok(problems.into_iter().map(fatal).collect());
+    let mut findings = super::problems(conn, sql).await?;
+    if !findings.is_empty() {
+        return Ok(findings);
     }
-    let mut findings = Vec::new();
     for consumer in consumers(conn, sql).await? {
         let name = &consumer.name;
         if consumer.behind_retention {
-            findings.push(fatal(format!(
-                "consumer `{name}` stands at seq {}, and retention has removed events beyond that: rebuild what it \
-                 feeds and seek it (docs/operations.md, \"Rebuilding a consumer\")",
+            let message = format!(
+                "consumer `{name}` stands at seq {}, and retention has removed events beyond that",
                 consumer.offset
-            )));
+            );
+            let remedy = "rebuild what it feeds and seek it (docs/operations.md, \"Rebuilding a consumer\")";
+            findings.push(Finding::fatal(message).with_remedy(remedy));
         }
         if consumer.offset > consumer.end {
-            findings.push(fatal(
-                super::restarted(&sql.spec.display_name(), name, consumer.offset, consumer.end).to_string(),
-            ));
+            findings
+                .push(super::restarted(&sql.spec.display_name(), name, consumer.offset, consumer.end).into());
         }
         let idle = consumer.instances.is_empty() && consumer.lag_events > 0 && !consumer.paused;
         if idle {
-            findings.push(Finding {
-                fatal: false,
-                message: format!(
-                    "consumer `{name}` has {} events to read, and no live relay works for it",
-                    consumer.lag_events
-                ),
-            });
+            findings.push(Finding::note(format!(
+                "consumer `{name}` has {} events to read, and no live relay works for it",
+                consumer.lag_events
+            )));
         }
     }
     Ok(findings)

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use airtight_core::{
     Backlog, Capabilities, Code, Error, Result,
+    admin::Finding,
     group::{self, Member, Members},
     log::{Changes, ConsumerState, Due, LogRow, LogStore, Read, ReadRequest, Standing, Start},
 };
@@ -84,7 +85,7 @@ impl LogStore for SqliteLog {
         // First, since it knows best what the file holds.
         schema::refuse_other_shape(&mut conn, self.outbox.sql()).await?;
         let problems = problems(&mut conn, self.outbox.log_sql()?).await?;
-        if problems.is_empty() { Ok(()) } else { Err(Error::permanent(Code::BAD_TABLE, problems.join("; "))) }
+        if problems.is_empty() { Ok(()) } else { Err(Finding::refusal(Code::BAD_TABLE, &problems)) }
     }
 
     async fn attach(&self, member: &Member, start: Start) -> Result<()> {
@@ -173,29 +174,32 @@ fn created(sql: &Sql, alias: &str) -> String {
     }
 }
 
-/// Why the table cannot be followed, with what mends it; empty when it can.
-async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
+/// Why the table cannot be followed, with what fixes it; empty when it can.
+async fn problems(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Finding>> {
     let spec = &sql.spec;
     if spec.log.lookup.is_some() || spec.log.offsets.is_some() {
-        return Ok(vec![format!(
+        let message = format!(
             "{}: bodies in another table (`lookup`) and offsets in the application's own table (`offsets`) are for \
-             PostgreSQL; in SQLite give the table a column for the body, and leave the offsets to airtight",
+             PostgreSQL",
             spec.display_name()
-        )]);
+        );
+        let remedy = "in SQLite give the table a column for the body, and leave the offsets to airtight";
+        return Ok(vec![Finding::fatal(message).with_remedy(remedy)]);
     }
     let problems = schema::problems(conn, sql).await?;
     if problems.is_empty() { unfollowable(conn, sql).await } else { Ok(problems) }
 }
 
 /// What is wrong with the numbers that give events their order.
-async fn unfollowable(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<String>> {
+async fn unfollowable(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Finding>> {
     let spec = &sql.spec;
     let name = spec.display_name();
     let mut problems = Vec::new();
     let Some(column) = &spec.seq else {
-        problems.push(format!(
-            "{name} has no ascending column: map one as `seq`, `INTEGER PRIMARY KEY AUTOINCREMENT`"
-        ));
+        problems.push(
+            Finding::fatal(format!("{name} has no ascending column"))
+                .with_remedy("map one as `seq`, `INTEGER PRIMARY KEY AUTOINCREMENT`"),
+        );
         return Ok(problems);
     };
     let schema = spec.schema.as_deref().unwrap_or("main");
@@ -215,11 +219,11 @@ async fn unfollowable(conn: &mut SqliteConnection, sql: &Sql) -> Result<Vec<Stri
     let is_key: i64 = row.try_get(0).map_err(db)?;
     let never_again: Option<bool> = row.try_get(1).map_err(db)?;
     if is_key == 0 || never_again != Some(true) {
-        problems.push(format!(
+        let message = format!(
             "{name}.{column} is not `INTEGER PRIMARY KEY AUTOINCREMENT`: SQLite would give a number again once the \
-             newest row is removed, and consumers would pass the event; create the table anew with it and copy \
-             the rows"
-        ));
+             newest row is removed, and consumers would pass the event"
+        );
+        problems.push(Finding::fatal(message).with_remedy("create the table anew with it and copy the rows"));
     }
     Ok(problems)
 }

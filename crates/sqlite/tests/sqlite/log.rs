@@ -180,7 +180,10 @@ async fn a_file_of_version_1_is_upgraded_and_keeps_its_events() {
     fixture.exec("UPDATE airtight_meta SET value = 1 WHERE name = 'schema'").await;
     let store = airtight_sqlite::SqliteQueue::new(fixture.outbox.clone());
     let error = store.open().await.unwrap_err();
-    assert!(error.message().contains("version 1") && error.message().contains("airtight migrate"), "{error}");
+    assert!(
+        error.to_string().contains("version 1") && error.to_string().contains("airtight migrate"),
+        "{error}"
+    );
     let did = fixture.outbox.migrate().await.unwrap();
     assert_eq!(did, ["upgraded airtight's own tables from version 1 to 3"]);
     store.open().await.unwrap();
@@ -200,7 +203,10 @@ async fn a_file_of_version_2_is_upgraded_and_keeps_its_consumers() {
     }
     fixture.exec("UPDATE airtight_meta SET value = 2 WHERE name = 'schema'").await;
     let error = SqliteLog::new(fixture.outbox.clone()).open(&Capabilities::default()).await.unwrap_err();
-    assert!(error.message().contains("version 2") && error.message().contains("airtight migrate"), "{error}");
+    assert!(
+        error.to_string().contains("version 2") && error.to_string().contains("airtight migrate"),
+        "{error}"
+    );
     assert_eq!(
         fixture.outbox.migrate().await.unwrap(),
         ["upgraded airtight's own tables from version 2 to 3"]

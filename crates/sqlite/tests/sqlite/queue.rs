@@ -153,9 +153,8 @@ async fn groups_must_not_share_streams() {
     let store = SqliteQueue::new(fixture.outbox.clone());
     let error = store.members().join(&member(Order::None)).await.unwrap_err();
     assert_eq!(error.code(), "overlap");
-    assert!(
-        error.message().contains(&first.member.id.to_string()) && error.message().contains("stop the other")
-    );
+    assert!(error.message().contains(&first.member.id.to_string()), "{error}");
+    assert!(error.remedy().unwrap().contains("stop the other"), "{error}");
     let mut other = member(Order::None);
     other.streams = vec!["payments".into()];
     store.members().join(&other).await.unwrap();

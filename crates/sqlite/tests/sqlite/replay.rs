@@ -167,7 +167,7 @@ async fn retention_stops_at_the_slowest_consumer_unless_told() {
     // The consumer that was overtaken is told, and says how to go on; the others go on.
     let error = one.store.positions(&one.member, &[0]).await.unwrap_err();
     assert_eq!((error.code(), error.class()), ("behind_retention", Class::Permanent));
-    assert!(error.message().contains("consumers seek one --earliest"), "{error}");
+    assert!(error.to_string().contains("consumers seek one --earliest"), "{error}");
     fixture.publish(&["g"]).await;
     assert_eq!(fixture.text("SELECT max(seq) FROM airtight_outbox").await, "7", "no number is given twice");
     let consumers = fixture.outbox.consumers().await.unwrap();

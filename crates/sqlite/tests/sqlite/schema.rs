@@ -34,7 +34,7 @@ async fn a_newer_schema_is_refused() {
     let store = SqliteQueue::new(fixture.outbox.clone());
     for error in [fixture.outbox.migrate().await.unwrap_err(), store.open().await.unwrap_err()] {
         assert_eq!((error.code(), error.class()), ("schema_too_new", Class::Permanent));
-        assert!(error.message().contains("99") && error.message().contains("upgrade"), "{error}");
+        assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
     }
 }
 
@@ -66,7 +66,7 @@ async fn a_file_without_tables_says_to_migrate() {
         assert!(error.to_string().contains("airtight migrate"), "{error}");
     }
     let findings = fixture.outbox.check().await.unwrap();
-    assert!(findings[0].fatal && findings[0].message.contains("airtight migrate"));
+    assert!(findings[0].fatal && findings[0].to_string().contains("airtight migrate"));
 }
 
 #[tokio::test]
@@ -135,7 +135,8 @@ async fn whatever_is_dropped_is_named_and_made_again() {
             fixture.exec(&format!("DROP {kind} {name}")).await;
             let findings = fixture.outbox.check().await.unwrap();
             let named = |finding: &airtight_core::admin::Finding| {
-                finding.message.contains(&name) && finding.message.contains("airtight migrate")
+                finding.message.contains(&name)
+                    && finding.remedy.as_deref().is_some_and(|remedy| remedy.contains("airtight migrate"))
             };
             assert!(
                 findings.iter().any(|one| named(one) && one.fatal == (kind == "table")),

@@ -10,7 +10,7 @@ use self::sinks::{Destination, Sample};
 use crate::{
     args::CheckArgs,
     config::{Config, Pipeline, Reading, urls::SinkTarget},
-    errors::{Failure, Outcome, advice},
+    errors::{Failure, Outcome, with_advice},
     output,
     wiring::{self, Store, Target},
 };
@@ -61,19 +61,16 @@ pub(crate) async fn run(args: &CheckArgs) -> Outcome {
 
 /// The problems that prevent a run of the config, independent of the database.
 fn cannot_run(args: &CheckArgs, config: Option<&Config>) -> Vec<Finding> {
-    let fatal = |message: String| Finding { fatal: true, message };
     let Some(config) = config else { return Vec::new() };
     if config.pipelines.is_empty() {
-        return vec![fatal(
-            "the config has no pipeline, so `airtight run` refuses it; add [pipelines.NAME] with `to = \"URL\"`"
-                .into(),
-        )];
+        let finding = Finding::fatal("the config has no pipeline, so `airtight run` refuses it");
+        return vec![finding.with_remedy("add [pipelines.NAME] with `to = \"URL\"`")];
     }
     // With --offline, the config need not name a database.
     let Ok(target) = Target::resolve(&args.database, Some(config)) else { return Vec::new() };
     let follows = |pipeline: &&Pipeline| matches!(pipeline.read, Reading::Cdc(_)) && target.is_sqlite();
     let message = |pipeline: &Pipeline| format!("pipelines.{}.read: {}", pipeline.name, wiring::no_wal());
-    config.pipelines.iter().filter(follows).map(|pipeline| fatal(message(pipeline))).collect()
+    config.pipelines.iter().filter(follows).map(|pipeline| Finding::fatal(message(pipeline))).collect()
 }
 
 /// The sinks of the config's pipelines, and the sink of the command line. Making them checks their settings.
@@ -92,7 +89,7 @@ fn destinations(args: &CheckArgs, config: Option<&Config>) -> Outcome<Vec<Destin
 
 /// Checks the database and its tables. Returns the store if it can be used.
 async fn look(target: &Target, config: Option<&Config>, results: &mut CheckResults) -> Option<Store> {
-    let fatal = |error| Finding { fatal: true, message: advice(&error) };
+    let fatal = |error| Finding::from(with_advice(error));
     let opened = async {
         let store = target.open().await?;
         let findings = store.admin().check().await?;
@@ -149,12 +146,10 @@ fn misread(store: &Store, target: &Target, pipelines: &[Pipeline]) -> Vec<Findin
             "write `read = \"queue\"`, or create a log with `airtight migrate --shape log --table NAME`",
         ),
     };
-    let message = |pipeline: &Pipeline| format!("pipelines.{}: the outbox is {is}; {fix}", pipeline.name);
-    pipelines
-        .iter()
-        .filter(wrong)
-        .map(|pipeline| Finding { fatal: true, message: message(pipeline) })
-        .collect()
+    let finding = |pipeline: &Pipeline| {
+        Finding::fatal(format!("pipelines.{}: the outbox is {is}", pipeline.name)).with_remedy(fix)
+    };
+    pipelines.iter().filter(wrong).map(finding).collect()
 }
 
 /// Streams with waiting events that no pipeline of the config reads. The store's own check covers running relays.
@@ -167,16 +162,15 @@ fn unread(status: &Status, pipelines: &[Pipeline]) -> Vec<Finding> {
         .streams
         .iter()
         .filter(|stream| stream.pending + stream.retrying > 0 && !is_read(&stream.stream))
-        .map(|stream| Finding {
-            fatal: false,
-            message: format!(
+        .map(|stream| {
+            Finding::note(format!(
                 "no pipeline of the config reads stream `{}`, where {} waiting",
                 stream.stream,
                 match stream.pending + stream.retrying {
                     1 => "1 event is".to_owned(),
                     events => format!("{} events are", output::count(events)),
                 }
-            ),
+            ))
         })
         .collect()
 }
@@ -192,7 +186,7 @@ fn report(args: &CheckArgs, ok: bool, results: &CheckResults) -> Outcome {
     }
     for finding in findings {
         let word = if finding.fatal { "fatal" } else { "note " };
-        output::line(format!("{word} {}", finding.message))?;
+        output::line(format!("{word} {finding}"))?;
     }
     samples.iter().try_for_each(Sample::print)
 }

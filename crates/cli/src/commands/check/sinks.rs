@@ -49,7 +49,7 @@ impl Destination {
             Ok(()) => Ok(format!("{} answers", self.target)),
             Err(error) => {
                 let wait = if error.class() == Class::Permanent { "" } else { "; a relay would wait for it" };
-                Err(Finding { fatal: true, message: format!("{}: {error}{wait}", self.name) })
+                Err(error.map_message(|message| format!("{}: {message}{wait}", self.name)).into())
             }
         })
     }
@@ -66,8 +66,8 @@ impl Destination {
             Ok(message) => message?,
             Err(error) => {
                 let which = if made_up { "an invented event".into() } else { format!("event {}", event.id) };
-                let message = format!("{}: {which} could not be sent: {error}", self.name);
-                return Some(Err(Finding { fatal: false, message }));
+                let found = Finding::from(error.context(format!("{}: {which} could not be sent", self.name)));
+                return Some(Err(Finding { fatal: false, ..found }));
             }
         };
         Some(Ok(Sample { name: self.name.clone(), to: self.target.to_string(), made_up, message }))

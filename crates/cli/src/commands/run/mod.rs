@@ -180,7 +180,8 @@ fn failure(all: &[Ended]) -> Option<Failure> {
     let mut failed: Vec<&Ended> = all.iter().filter(|ended| ended.is_failure()).collect();
     failed.sort_by(|one, other| one.name.cmp(&other.name));
     let why = |ended: &&Ended| {
-        let error = ended.error.as_ref().map(errors::advice).unwrap_or_default();
+        let error =
+            ended.error.clone().map(errors::with_advice).map(|error| error.to_string()).unwrap_or_default();
         format!("pipeline `{}`: {error}", ended.name)
     };
     if failed.is_empty() {

@@ -281,7 +281,7 @@ async fn pipelines_of_one_log_are_consumers_of_their_own() {
     assert!(error.contains("the outbox is a log; follow it with `--read log --consumer NAME`"), "{error}");
     let ran = log.run(&["check", "-c", "queue.toml"]);
     assert!(
-        ran.code == Some(1) && ran.stdout.contains("the outbox is a log; write `read = \"log\"`"),
+        ran.code == Some(1) && ran.stdout.contains("the outbox is a log. Fix: write `read = \"log\"`"),
         "{ran:?}"
     );
 }
