@@ -208,7 +208,7 @@ pub struct Backlog {
 
 /// Says whether a batch still belongs to this relay.
 ///
-/// An ownership has a deadline on the local monotonic clock, and each renewal extends it. So a process that was paused
+/// An ownership has a deadline on the local monotonic clock, and each renewal extends it. So a process that was suspended
 /// for longer than its lease knows this as soon as it runs again, before any renewal could run. The database has the
 /// final decision; this type only avoids duplicates.
 #[derive(Debug, Clone)]

@@ -54,7 +54,7 @@ async fn memory_is_flat_while_the_server_is_away() {
     sink.open().await.unwrap();
 
     // Frozen: connections are there, and take as much as the socket's buffers do.
-    server.pause();
+    server.suspend();
     deliver_for(Duration::from_millis(500), &sink, &batch).await;
     let before = resident();
     let frozen = deliver_for(Duration::from_secs(4), &sink, &batch).await;

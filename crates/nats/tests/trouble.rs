@@ -31,7 +31,7 @@ async fn a_connection_that_breaks_answers_for_all_that_is_under_way() {
     config.timeout = Duration::from_secs(600);
     let sink = sink(config);
     sink.open().await.unwrap();
-    server.pause();
+    server.suspend();
     let batch: Vec<Delivery> = (1..=600).map(|seq| delivery(seq, &format!("k{}", seq % 300))).collect();
     // Frozen, it cannot answer; so all of the window is under way, as far as the socket takes it.
     let delivering = tokio::time::timeout(PATIENCE, sink.deliver(&batch));
@@ -65,7 +65,7 @@ async fn a_frozen_server_is_unavailable_and_nothing_overtakes() {
     (config.timeout, config.connect_timeout) = (Duration::from_millis(300), Duration::from_millis(300));
     let sink = sink(config);
     send(&sink, delivery(1, "k")).await.unwrap();
-    server.pause();
+    server.suspend();
     let outcomes = sink.deliver(&[delivery(2, "k"), delivery(3, "k"), delivery(4, "other")]).await;
     for (at, code) in [(0, "timeout"), (2, "timeout")] {
         let Outcome::Failed(error) = &outcomes[at] else { panic!("{outcomes:?}") };
@@ -103,7 +103,7 @@ async fn a_frozen_server_is_found_out_once_for_all() {
     (config.timeout, config.window) = (Duration::from_secs(3), 1);
     let sink = sink(config);
     sink.open().await.unwrap();
-    server.pause();
+    server.suspend();
     let started = Instant::now();
     let calls = (0..4).map(|call| {
         let batch =
@@ -176,7 +176,7 @@ async fn nothing_is_missing_and_keys_are_in_order_after_kills_and_freezes() {
                 server.start_again().await;
             } else {
                 let before = failed.load(Ordering::Relaxed);
-                server.pause();
+                server.suspend();
                 eventually(PATIENCE, "it is noticed", async || failed.load(Ordering::Relaxed) > before).await;
                 server.resume();
             }

@@ -327,16 +327,16 @@ async fn errors_say_what_to_do() {
     assert!(error.message().contains("has no column") && error.message().contains("body"), "{error}");
 }
 
-/// A worker paused past its lease wakes up and settles: refused, counted, and the event goes to its new owner.
+/// A worker suspended past its lease wakes up and settles: refused, counted, and the event goes to its new owner.
 #[tokio::test]
-async fn a_worker_paused_past_its_lease_is_fenced() {
-    let Some(sut) = Canonical::create("paused").await else { return };
+async fn a_worker_suspended_past_its_lease_is_fenced() {
+    let Some(sut) = Canonical::create("suspended").await else { return };
     Admin::publish(&sut.outbox, &[event("k", 1)]).await.unwrap();
     for order in [Order::None, Order::Key] {
         let options = QueueOptions { order, lease: Duration::from_secs(60), ..QueueOptions::default() };
-        let paused = sut.outbox.queue(options.clone());
-        paused.open(&Capabilities::default()).await.unwrap();
-        let held = paused.next(Limits { events: 10, bytes: 1 << 20 }).await.unwrap();
+        let suspended = sut.outbox.queue(options.clone());
+        suspended.open(&Capabilities::default()).await.unwrap();
+        let held = suspended.next(Limits { events: 10, bytes: 1 << 20 }).await.unwrap();
         assert_eq!(held.deliveries.len(), 1);
         // Its heartbeat, every two seconds, is too late for this.
         sut.sql("UPDATE airtight.relay SET expires_at = now() - interval '1 s'").await;
@@ -353,7 +353,7 @@ async fn a_worker_paused_past_its_lease_is_fenced() {
         let taken = taken.unwrap();
         assert_eq!((taken.attempt, taken.lost_leases), (1, 1), "no attempt is spent by a lost lease");
         let late = Settlement { position: held.deliveries[0].position, verdict: Verdict::Delivered };
-        let settled = paused.settle(&[late]).await.unwrap();
+        let settled = suspended.settle(&[late]).await.unwrap();
         assert_eq!((settled.applied, settled.fenced), (0, 1));
         let retry = Verdict::Retry {
             after: Duration::ZERO,
@@ -362,7 +362,7 @@ async fn a_worker_paused_past_its_lease_is_fenced() {
         let mine = Settlement { position: taken.position, verdict: retry };
         assert_eq!(heir.settle(&[mine]).await.unwrap().applied, 1);
         heir.close().await.unwrap();
-        drop(paused);
+        drop(suspended);
         sut.sql("DELETE FROM airtight.relay").await;
         sut.sql("UPDATE airtight.outbox SET attempts = 0, next_retry_at = NULL").await;
     }

@@ -87,14 +87,14 @@ async fn a_backlog_behind_a_waiting_event_does_not_delay_other_keys() {
     queue.close().await.unwrap();
 }
 
-/// A relay whose lease ran out while it was paused does not come back beside one that reads its streams in
+/// A relay whose lease ran out while it was suspended does not come back beside one that reads its streams in
 /// another way.
 #[tokio::test]
 async fn an_expired_relay_of_another_group_does_not_come_back() {
     let Some(sut) = Canonical::create("comes_back").await else { return };
     let options = |order| QueueOptions { order, ..QueueOptions::default() };
-    let paused = sut.outbox.queue(options(Order::Key));
-    paused.open(&Capabilities::default()).await.unwrap();
+    let suspended = sut.outbox.queue(options(Order::Key));
+    suspended.open(&Capabilities::default()).await.unwrap();
     sut.sql("UPDATE airtight.relay SET expires_at = now() - interval '1 s'").await;
     let heir = sut.outbox.queue(options(Order::None));
     heir.open(&Capabilities::default()).await.unwrap();
@@ -102,10 +102,10 @@ async fn an_expired_relay_of_another_group_does_not_come_back() {
     assert_eq!(heir.next(LIMITS).await.unwrap().deliveries.len(), 1);
     // What its heartbeat does when it wakes up.
     sut.sql("UPDATE airtight.relay SET expires_at = now() + interval '30 s' WHERE ord = 'key'").await;
-    let stolen = paused.next(LIMITS).await.map_or(0, |batch| batch.deliveries.len());
+    let stolen = suspended.next(LIMITS).await.map_or(0, |batch| batch.deliveries.len());
     assert_eq!(stolen, 0, "the event belongs to the other relay");
     heir.close().await.unwrap();
-    drop(paused);
+    drop(suspended);
 }
 
 /// An id that another transaction commits while this one waits for it is found with its place.

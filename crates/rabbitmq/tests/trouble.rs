@@ -215,7 +215,7 @@ async fn a_broker_that_crashes_and_freezes_is_waited_for() {
     }
 
     // Frozen: connections stay, and nobody answers. That is no event's fault.
-    server.process().pause();
+    server.process().suspend();
     let begun = Instant::now();
     let batch: Vec<_> = (0..300).map(|n| delivery(3_000 + n, &format!("key-{n}"))).collect();
     for outcome in sink.deliver(&batch).await {

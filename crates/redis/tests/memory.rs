@@ -55,7 +55,7 @@ async fn memory_is_flat_while_the_server_is_away() {
             send(&sink, delivery(1, "a")).await.is_ok()
         })
         .await;
-        server.pause();
+        server.suspend();
         in_vain(&sink, &batch, 2).await;
         server.resume();
         if round == 10 {

@@ -308,7 +308,7 @@ async fn a_replica_is_not_written_to_and_replicas_are_waited_for() {
         assert_eq!(error_of(&wrong.deliver(&batch).await[0]).code(), "read_only");
     }
 
-    replica.pause();
+    replica.suspend();
     let error = send(&impatient, delivery(4, "a")).await.unwrap_err();
     assert_eq!((error.class(), error.code()), (Class::Unavailable, "too_few_replicas"));
     replica.resume();
@@ -376,7 +376,7 @@ async fn a_frozen_server_is_given_up_in_time_and_goes_on() {
     let Some(server) = RedisServer::start("a_frozen_server").await else { return };
     let sink = sink(&server, "?timeout=2s&connect_timeout=2s&format=raw");
     send(&sink, delivery(1, "a")).await.unwrap();
-    server.pause();
+    server.suspend();
     let began = Instant::now();
     let error = send(&sink, delivery(2, "a")).await.unwrap_err();
     assert_eq!((error.class(), error.code()), (Class::Unavailable, "timeout"));

@@ -1,4 +1,4 @@
-//! Three relays before a flaky webhook: joining, leaving, killed, and paused past their lease.
+//! Three relays before a flaky webhook: joining, leaving, killed, and suspended past their lease.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -107,11 +107,11 @@ async fn chaos(bank: &Bank, dir: &Path) {
     while begun.elapsed() < CHAOS {
         tokio::time::sleep(Duration::from_millis(fastrand::u64(100..900))).await;
         let victim = fastrand::usize(..relays.len());
-        let action = ["kill", "stop", "pause", "pause", "join"][fastrand::usize(..5)];
+        let action = ["kill", "stop", "suspend", "suspend", "join"][fastrand::usize(..5)];
         match action {
             "kill" => relays[victim].1.kill(),
             "stop" => relays[victim].1.stop(),
-            "pause" => {
+            "suspend" => {
                 relays[victim].1.signal("STOP");
                 // Past its lease, so that the others take over what it holds.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1_200..2_200))).await;
@@ -120,7 +120,7 @@ async fn chaos(bank: &Bank, dir: &Path) {
             _ => {}
         }
         *done.entry(action).or_default() += 1;
-        if action != "pause" {
+        if action != "suspend" {
             // Whoever went is replaced by a newcomer; a join only adds one, and the oldest leaves.
             let newcomer = (names, start(format!("relay-{names}")));
             names += 1;

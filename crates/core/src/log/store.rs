@@ -15,8 +15,11 @@ use crate::{
 
 /// The operations of a log in a database.
 ///
-/// Each is one short transaction, and safe to repeat. No transaction stays open during a call to a sink. The member's
-/// group names the consumer: [`Member::consumer`].
+/// Each is safe to repeat. A settle is one transaction, and so is what [`LogStore::attach`] writes. The others may run several
+/// short statements, each a transaction of its own: a read that meets a hole looks for the transactions that may fill it,
+/// and reads again, for example. [`LogStore::wait`] has none. No transaction outlives the call that began it, so none is
+/// open during a call to a sink, with one exception: the first snapshot of a reader of the WAL is one transaction that
+/// only reads, and lasts until the snapshot has been read. The member's group names the consumer: [`Member::consumer`].
 #[async_trait]
 pub trait LogStore: Send + Sync + 'static {
     /// The group of the consumer's relays.

@@ -19,7 +19,10 @@ pub const SUSPECT_AFTER: u32 = 3;
 
 /// The operations of a queue in a database.
 ///
-/// Each is one short transaction, and safe to repeat. No transaction stays open during a call to a sink.
+/// Each is safe to repeat. A settle is one transaction. The others may run several short statements, each a transaction of its
+/// own: a claim that found only events to hold back looks again, for example. What one claim returns was claimed in one
+/// transaction. [`QueueStore::wait`] has none. No transaction outlives the call that began it, so none is open during a
+/// call to a sink.
 #[async_trait]
 pub trait QueueStore: Send + Sync + 'static {
     /// The group of the queue's relays.

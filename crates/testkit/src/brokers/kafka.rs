@@ -190,9 +190,9 @@ impl Kafka {
         self.server.kill().await;
     }
 
-    /// Freezes it: connections stay open, but nothing answers.
-    pub fn pause(&self) {
-        self.server.pause();
+    /// Suspends it: connections stay open, but nothing answers.
+    pub fn suspend(&self) {
+        self.server.suspend();
     }
 
     /// Lets it continue.

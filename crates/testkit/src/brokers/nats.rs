@@ -58,7 +58,7 @@ impl NatsServer {
         format!("127.0.0.1:{}", self.process.port())
     }
 
-    /// The process, to be stopped, killed, paused and started again.
+    /// The process, to be stopped, killed, suspended and started again.
     pub fn process(&self) -> &ServerProcess {
         &self.process
     }
@@ -78,9 +78,9 @@ impl NatsServer {
         self.process.start_again().await;
     }
 
-    /// Freezes it: connections stay open, but nothing answers.
-    pub fn pause(&self) {
-        self.process.pause();
+    /// Suspends it: connections stay open, but nothing answers.
+    pub fn suspend(&self) {
+        self.process.suspend();
     }
 
     /// Lets it continue.

@@ -111,23 +111,23 @@ impl ServerProcess {
         self.end("KILL").await;
     }
 
-    /// Freezes it: connections stay open, but nothing answers.
+    /// Suspends it: connections stay open, but nothing answers.
     ///
     /// # Panics
     ///
     /// If it does not stop.
-    pub fn pause(&self) {
+    pub fn suspend(&self) {
         self.signal("STOP");
         // The signal takes a moment, in which the server can still answer.
         let end = Instant::now() + STOP;
-        while !self.is_frozen() {
+        while !self.is_suspended() {
             assert!(Instant::now() < end, "{} goes on", self.recipe.program.display());
             std::thread::yield_now();
         }
     }
 
     /// Whether all its threads have stopped; taken for granted where there is no `/proc`.
-    fn is_frozen(&self) -> bool {
+    fn is_suspended(&self) -> bool {
         let Some(pid) = self.pid() else { return true };
         let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
         threads.filter_map(Result::ok).all(|thread| {

@@ -146,9 +146,9 @@ impl RedisServer {
         ask().is_ok_and(|answer| answer == *b"-LOADING")
     }
 
-    /// Freezes it: connections stay open, but nothing answers.
-    pub fn pause(&self) {
-        self.process.pause();
+    /// Suspends it: connections stay open, but nothing answers.
+    pub fn suspend(&self) {
+        self.process.suspend();
     }
 
     /// Lets it continue.
