@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use airtight_core::{Delivery, Outcome, Sink};
 use airtight_kafka::{KafkaConfig, KafkaSink};
 use rdkafka::{
@@ -11,7 +13,10 @@ use rdkafka::{
     consumer::{BaseConsumer, Consumer},
 };
 
-use airtight_testkit::deliveries::{error_of, letters};
+use airtight_testkit::{
+    deliveries::{error_of, letters},
+    wait::eventually,
+};
 
 use crate::support::{PATIENCE, Tail, create_topic, shared, sink, sized, unique};
 
@@ -63,17 +68,20 @@ async fn a_topic_that_kafka_keeps_for_itself_is_the_fault_of_its_event_alone() {
     };
     let topic = unique("good");
     create_topic(&brokers, &topic, 1, &[]).await;
-    // A group that asks for its offsets makes Kafka create it.
-    let (asked, at) = (brokers.clone(), topic.clone());
-    let ask = move || {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", asked).set("group.id", &at);
-        let consumer: BaseConsumer = config.create().unwrap();
-        let mut list = TopicPartitionList::new();
-        list.add_partition(&at, 0);
-        consumer.committed_offsets(list, PATIENCE).unwrap();
-    };
-    tokio::task::spawn_blocking(ask).await.unwrap();
+    // A group that asks for its offsets makes Kafka create it. Until that is done there is no coordinator to answer.
+    eventually(PATIENCE, "Kafka to create the topic of its own", async || {
+        let (asked, at) = (brokers.clone(), topic.clone());
+        let ask = move || {
+            let mut config = ClientConfig::new();
+            config.set("bootstrap.servers", asked).set("group.id", &at);
+            let consumer: BaseConsumer = config.create().unwrap();
+            let mut list = TopicPartitionList::new();
+            list.add_partition(&at, 0);
+            consumer.committed_offsets(list, Duration::from_secs(5)).is_ok()
+        };
+        tokio::task::spawn_blocking(ask).await.unwrap()
+    })
+    .await;
     for round in 0..5 {
         let sink = sink(&format!("kafka://{brokers}?linger.ms=0&batch.num.messages=1"));
         let mut batch: Vec<Delivery> = (0..200).map(|n| to(&topic, sized(n + 1, "good", 10_000))).collect();
