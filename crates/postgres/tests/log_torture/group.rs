@@ -129,5 +129,7 @@ async fn an_instance_is_killed_and_one_is_added() {
     println!(
         "{published} events, {repeats} repeats; the longest silence of a key was {silence:.2} s, the lease is {LEASE:?}"
     );
-    assert!(silence <= LEASE.as_secs_f64(), "work resumed only after {silence:.2} s");
+    // One that is killed just after it has renewed its lease is missed by the first heartbeat of the others after the lease:
+    // they come four times in a lease.
+    assert!(silence <= LEASE.as_secs_f64() * 1.25, "work resumed only after {silence:.2} s");
 }
