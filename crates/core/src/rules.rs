@@ -59,6 +59,9 @@ pub struct ReadOptions {
     pub partitions: u16,
     /// Larger payloads are rejected without being read.
     pub max_payload: usize,
+    /// Of a queue: whether delivered events stay in the table, as done. If not, they are deleted at delivery, and a
+    /// repeated id is a new event.
+    pub keep_done: bool,
 }
 
 impl Default for ReadOptions {
@@ -71,6 +74,7 @@ impl Default for ReadOptions {
             lease: Duration::from_secs(30),
             partitions: 64,
             max_payload: MAX_PAYLOAD_BYTES,
+            keep_done: true,
         }
     }
 }

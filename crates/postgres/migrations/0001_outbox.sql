@@ -43,13 +43,10 @@ CREATE TABLE {outbox} (
     autovacuum_vacuum_cost_delay = 0
 );
 
--- What has never failed, by slot; by stream too, so that a stream nobody reads costs the others nothing.
+-- What has never failed, by slot.
 CREATE INDEX {index:claim} ON {outbox} (part, seq) WHERE phase = 0 AND next_retry_at IS NULL;
-CREATE INDEX {index:claim_stream} ON {outbox} (stream, part, seq) WHERE phase = 0 AND next_retry_at IS NULL;
 -- What waits for a retry, out of the way of the above.
 CREATE INDEX {index:waiting} ON {outbox} (part, next_retry_at, seq) WHERE phase = 0 AND next_retry_at IS NOT NULL;
-CREATE INDEX {index:waiting_stream} ON {outbox} (stream, part, next_retry_at, seq)
-    WHERE phase = 0 AND next_retry_at IS NOT NULL;
 CREATE INDEX {index:waiting_key} ON {outbox} (aggregate_id, seq) WHERE phase = 0 AND next_retry_at IS NOT NULL;
 -- What is held back, by key, to find those that can be freed without looking at all that waits.
 CREATE INDEX {index:held} ON {outbox} (part, aggregate_id, seq) WHERE phase = 0 AND next_retry_at = 'infinity';

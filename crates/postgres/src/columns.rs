@@ -44,6 +44,7 @@ pub(crate) struct EventColumns {
     pub(crate) side: String,
     pub(crate) relay: String,
     pub(crate) partition: String,
+    pub(crate) mark: String,
     /// The name under which the side table and the relays know this outbox.
     pub(crate) outbox: String,
     /// By column; of a domain, what it is a domain of.
@@ -117,6 +118,7 @@ impl EventColumns {
             side: outbox.own("side"),
             relay: outbox.own("relay"),
             partition: outbox.own("partition"),
+            mark: outbox.own("mark"),
             outbox: spec.display_name(),
             types,
             widths,

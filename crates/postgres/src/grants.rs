@@ -80,8 +80,10 @@ impl Script<'_> {
         }
     }
 
+    /// The sequence of a canonical outbox: a log has a plain one, a queue that of its identity column.
     fn sequence(&self) -> String {
-        format!("SEQUENCE {}", self.own(&format!("{}_seq", self.options.table)))
+        let suffix = if self.is_log() { "seq" } else { "seq_seq" };
+        format!("SEQUENCE {}", self.own(&format!("{}_{suffix}", self.options.table)))
     }
 
     /// What everybody needs: to find the tables, and what they are for.
@@ -104,6 +106,8 @@ impl Script<'_> {
         if self.is_log() {
             let net = format!("{}_default", self.options.table);
             self.tables("SELECT", &[&net]);
+        }
+        if self.is_canonical() {
             self.grant("SELECT", &self.sequence());
         }
         let Some(spec) = &self.options.spec else { return };
@@ -115,10 +119,12 @@ impl Script<'_> {
 
 /// airtight's own names need no quotes; other names may be anything.
 fn readable(name: &str) -> String {
-    const WORDS: [&str; 20] = [
+    const WORDS: [&str; 22] = [
         "airtight",
         "outbox",
         "outbox_seq",
+        "outbox_seq_seq",
+        "mark",
         "outbox_default",
         "migration",
         "relay",
@@ -184,10 +190,10 @@ impl PgOutbox {
                 if script.is_log() {
                     return Err(wrong("it is read by consumers (`consumer`), or through the WAL (`cdc`)"));
                 }
-                script.say("claims events and settles them; lists, retries, discards and prunes");
+                script.say("reads events and settles them; lists, retries, discards and prunes");
                 script.begin();
                 script.outbox_with("SELECT, UPDATE, DELETE", "SELECT");
-                script.tables(ALL, &["relay", "partition", "side"]);
+                script.tables(ALL, &["relay", "partition", "mark", "side"]);
                 script.tables("SELECT", &["log", "consumer", "parked", "slot"]);
             }
             Grantee::Consumer => {
@@ -212,7 +218,10 @@ impl PgOutbox {
                 script.begin();
                 let has_status = options.spec.as_ref().map_or(!script.is_log(), |spec| spec.status.is_some());
                 script.outbox_with(if has_status { "SELECT, UPDATE, DELETE" } else { "SELECT" }, "SELECT");
-                script.tables(ALL, &["relay", "partition", "side", "consumer", "parked", "slot", "inbox"]);
+                script.tables(
+                    ALL,
+                    &["relay", "partition", "mark", "side", "consumer", "parked", "slot", "inbox"],
+                );
                 script.tables("SELECT", &["log"]);
                 script.say("the owner of the table creates the publication, once; a reader with another `--publication` needs");
                 script.say(
@@ -233,7 +242,7 @@ impl PgOutbox {
                 script.outbox_with("SELECT", "SELECT");
                 script.tables(
                     "SELECT",
-                    &["relay", "partition", "side", "log", "consumer", "parked", "inbox", "slot"],
+                    &["relay", "partition", "mark", "side", "log", "consumer", "parked", "inbox", "slot"],
                 );
             }
         }

@@ -15,7 +15,15 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 use uuid::Uuid;
 
-use crate::{PgOutbox, columns::EventColumns, error::doing, groups, outbox::Conn, queue::Store, slots};
+use crate::{
+    PgOutbox,
+    columns::EventColumns,
+    error::doing,
+    groups,
+    outbox::Conn,
+    queue::{Evicted, Store, count_lost_leases, forget_marks},
+    slots,
+};
 
 /// The table that a group of relays reads.
 #[derive(Debug)]
@@ -74,18 +82,8 @@ impl Members for RelayGroup {
         // for a claim that it has under way. Relays of one's own group are left to `take`, which gives away what
         // they owned.
         // Without order no relay takes partitions, so rows of relays that ended long ago are removed here.
-        let evict = format!(
-            "DELETE FROM {} WHERE outbox = $1 AND expires_at < now() \
-             AND (grp <> $2 OR expires_at < now() - interval '1 day')",
-            c.relay
-        );
-        sqlx::query(AssertSqlSafe(evict))
-            .persistent(!outbox.pooled)
-            .bind(&c.outbox)
-            .bind(member.group.stored())
-            .execute(conn.get())
-            .await
-            .map_err(doing("evicting other relays"))?;
+        let ended = "expires_at < now() AND (grp <> $2 OR expires_at < now() - interval '1 day')";
+        evict(outbox, &mut conn, c, member, ended).await?;
         // Consumers of a log share with everyone, and readers of the WAL with one another.
         let overlap = format!(
             "SELECT host, grp FROM {} WHERE outbox = $1 AND grp <> $2 \
@@ -108,6 +106,17 @@ impl Members for RelayGroup {
         if let Some(other) = found {
             let host: String = other.try_get(0).map_err(doing("looking for other relays"))?;
             let group: String = other.try_get(1).map_err(doing("looking for other relays"))?;
+            if member.reads() && !group.contains("/reads:") {
+                return Err(Error::retryable(
+                    Code::EARLIER_RELAYS,
+                    format!(
+                        "a relay of an earlier version of airtight, on {host}, reads the same streams of {} ({group}): this \
+                         relay starts when that one has ended",
+                        c.outbox
+                    ),
+                )
+                .with_remedy("end the relays of the earlier version; nothing is lost meanwhile"));
+            }
             return Err(Error::permanent(
                 Code::OVERLAP,
                 format!(
@@ -159,6 +168,9 @@ impl Members for RelayGroup {
                 rows.iter().map(|row| row.key.clone()).filter(|key| !renewed.contains(key)).collect();
         }
         conn.commit().await?;
+        if let (Table::Queue(store), true) = (table, pulse.alive) {
+            store.beat(outbox, member).await?;
+        }
         Ok(pulse)
     }
 
@@ -168,15 +180,7 @@ impl Members for RelayGroup {
         let mut conn = outbox.begin().await?;
         lock_group(outbox, &mut conn, c).await?;
         // Waits for a claim that the evicted relay has under way: that holds its row.
-        sqlx::query(AssertSqlSafe(format!(
-            "DELETE FROM {} WHERE outbox = $1 AND expires_at < now()",
-            c.relay
-        )))
-        .persistent(!outbox.pooled)
-        .bind(&c.outbox)
-        .execute(conn.get())
-        .await
-        .map_err(&failed)?;
+        evict(outbox, &mut conn, c, member, "expires_at < now() AND $2::text IS NOT NULL").await?;
         // A statement of its own, so that it sees what was deleted by others, too.
         let sql = format!(
             "UPDATE {} p SET owner = $1, epoch = epoch + 1 WHERE p.outbox = $2 AND p.grp = $3 AND p.n = ANY($4::smallint[]) \
@@ -199,12 +203,25 @@ impl Members for RelayGroup {
     }
 
     async fn give(&self, member: &Member, partitions: &[u16]) -> Result<()> {
-        let (outbox, c) = (&self.outbox, self.table()?.columns());
+        let (outbox, table) = (&self.outbox, self.table()?);
+        let c = table.columns();
+        if let Table::Queue(store) = table {
+            // Before the answer: if that is lost, the partitions are read from the start.
+            store.gave(member, partitions);
+        }
+        let failed = doing("giving up partitions");
         let sql = format!(
             "UPDATE {} SET owner = NULL WHERE outbox = $1 AND grp = $2 AND n = ANY($3::smallint[]) AND owner = $4",
             c.partition
         );
-        let mut conn = outbox.acquire().await?;
+        let mut conn = outbox.begin().await?;
+        // Waits for a settle of this relay that is under way: it could take effect after the partition has a new owner.
+        sqlx::query(AssertSqlSafe(format!("SELECT FROM {} WHERE id = $1 FOR UPDATE", c.relay)))
+            .persistent(!outbox.pooled)
+            .bind(member.id)
+            .execute(conn.get())
+            .await
+            .map_err(&failed)?;
         sqlx::query(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
             .bind(&c.outbox)
@@ -213,7 +230,7 @@ impl Members for RelayGroup {
             .bind(member.id)
             .execute(conn.get())
             .await
-            .map_err(doing("giving up partitions"))?;
+            .map_err(&failed)?;
         conn.commit().await
     }
 
@@ -225,7 +242,7 @@ impl Members for RelayGroup {
             "WITH me AS (DELETE FROM {} WHERE id = $1) UPDATE {} SET owner = NULL WHERE outbox = $2 AND grp = $3 AND owner = $1",
             c.relay, c.partition
         );
-        let mut conn = outbox.acquire().await?;
+        let mut conn = outbox.begin().await?;
         sqlx::query(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
             .bind(member.id)
@@ -234,8 +251,42 @@ impl Members for RelayGroup {
             .execute(conn.get())
             .await
             .map_err(doing("leaving the other relays"))?;
+        if member.reads() {
+            forget_marks(outbox, &mut conn, c, &[member.id]).await?;
+        }
         conn.commit().await
     }
+}
+
+/// Removes relays of this outbox that have ended, and counts what they had in flight as lost.
+async fn evict(
+    outbox: &PgOutbox,
+    conn: &mut Conn,
+    c: &EventColumns,
+    member: &Member,
+    ended: &str,
+) -> Result<()> {
+    let failed = doing("evicting other relays");
+    let sql = format!(
+        "DELETE FROM {} WHERE outbox = $1 AND {ended} \
+         RETURNING id, to_jsonb(streams)::text AS streams, grp LIKE '%/reads:%' AS reads",
+        c.relay
+    );
+    let gone = sqlx::query(AssertSqlSafe(sql))
+        .persistent(!outbox.pooled)
+        .bind(&c.outbox)
+        .bind(member.group.stored())
+        .fetch_all(conn.get())
+        .await
+        .map_err(&failed)?;
+    let mut evicted = Evicted::default();
+    for row in gone {
+        if row.try_get("reads").map_err(&failed)? {
+            evicted.relays.push(row.try_get("id").map_err(&failed)?);
+            evicted.streams.push(row.try_get("streams").map_err(&failed)?);
+        }
+    }
+    count_lost_leases(outbox, conn, c, &evicted).await
 }
 
 /// Only one relay of a group changes ownership at a time. This is a transaction's lock, so that it works behind a

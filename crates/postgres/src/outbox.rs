@@ -169,7 +169,7 @@ impl PgOutbox {
 
     /// The outbox read as a queue: a source for a relay.
     pub fn queue(&self, options: QueueOptions) -> Queue<PgQueue> {
-        Queue::new(PgQueue::new(self.clone()), options)
+        Queue::new(PgQueue::new(self.clone(), options.keep_done), options)
     }
 
     /// Whether it can only be followed, for it has no status.

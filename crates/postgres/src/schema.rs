@@ -29,7 +29,7 @@ use self::{
 use crate::{PgOptions, PgOutbox, error::doing, groups, log::table_partitions::is_locked};
 
 /// (version, scope, name, SQL). A version is applied per schema or per outbox.
-const MIGRATIONS: [(i32, Scope, &str, &str); 11] = [
+const MIGRATIONS: [(i32, Scope, &str, &str); 13] = [
     (1, Scope::Schema, "what all outboxes share", include_str!("../migrations/0000_shared.sql")),
     (2, Scope::Outbox(Shape::Queue), "the outbox", include_str!("../migrations/0001_outbox.sql")),
     (3, Scope::Schema, "consumers", include_str!("../migrations/0002_consumers.sql")),
@@ -46,6 +46,8 @@ const MIGRATIONS: [(i32, Scope, &str, &str); 11] = [
     (9, Scope::Outbox(Shape::Log), "the log refuses it", include_str!("../migrations/0008_log_refuse.sql")),
     (10, Scope::Schema, "replays", include_str!("../migrations/0009_replays.sql")),
     (11, Scope::Schema, "what publications had", include_str!("../migrations/0010_published.sql")),
+    (12, Scope::Schema, "how far relays have read", include_str!("../migrations/0011_marks.sql")),
+    (13, Scope::Outbox(Shape::Queue), "relays read the queue", include_str!("../migrations/0012_reads.sql")),
 ];
 
 /// DDL that waits for an open publisher would make everybody behind it wait: it lets go, and comes again.
@@ -97,6 +99,7 @@ impl<'a> Names<'a> {
         let mut sql = sql
             .replace("{outbox}", &format!("{schema}.{}", quote(self.table)))
             .replace("{schema}", &schema)
+            .replace("{literal:schema}", &literal(self.schema))
             .replace("{literal:channel}", &literal(&channel(self.schema, self.table)))
             .replace("{literal:outbox}", &literal(&format!("{}.{}", self.schema, self.table)))
             .replace("{literal:sequence}", &literal(&format!("{schema}.{}", object("seq"))))
@@ -317,6 +320,7 @@ impl PgOutbox {
                     !over_partitions && !made.contains(&names.plain(table))
                 };
                 match (&statement.makes, lacks) {
+                    (Makes::Once, _) if !known => script.push(filled),
                     (Makes::Index(index, On(table)), Some(what)) if beside(table) => {
                         later.push(Later::index(there, names, &names.plain(index), &filled, &what));
                     }

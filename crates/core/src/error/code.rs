@@ -125,6 +125,7 @@ codes! {
     DESTINATION_AWAY = "destination_away", Unavailable, "A drain ended while events still wait for a destination that is unavailable.";
     DISK_FULL = "disk_full", Retryable, "The disk is full.";
     DIVERGED = "diverged", Permanent, "The PostgreSQL server does not continue the history of the server that was read before.";
+    EARLIER_RELAYS = "earlier_relays", Retryable, "Relays of an earlier version still read the same events.";
     EVICTED = "evicted", Retryable, "The relay's lease ran out, and another relay evicted it.";
     FENCED = "fenced", Retryable, "Another relay owns these events now.";
     FILE_REPLACED = "file_replaced", Permanent, "The SQLite file was removed or replaced while it was open.";

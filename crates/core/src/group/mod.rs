@@ -73,7 +73,7 @@ pub struct Member {
     pub block_on_dead: bool,
     /// How long a lease lasts.
     pub lease: Duration,
-    /// How many partitions the group has; zero without order.
+    /// How many partitions the group has; zero where rows are claimed without order.
     pub partitions: u16,
 }
 
@@ -81,6 +81,11 @@ impl Member {
     /// Whether events of a key wait for one another.
     pub fn by_key(&self) -> bool {
         self.order == Order::Key
+    }
+
+    /// Whether this relay reads the rows of its partitions instead of claiming them.
+    pub fn reads(&self) -> bool {
+        self.group.kind() == GroupKind::Queue && self.group.name().contains("/reads:")
     }
 
     /// The consumer that this relay works for; empty for a queue's relay.

@@ -38,21 +38,25 @@ const EVENT_OVERHEAD: usize = 512;
 /// How a queue is read. A queue has no options beyond the common ones.
 pub type QueueOptions = ReadOptions;
 
-fn member(options: &QueueOptions) -> Member {
+/// `reads`: see [`QueueStore::reads`]. The names of such groups differ from those of groups whose relays claim rows, so
+/// that the two never share a partition.
+fn member(options: &QueueOptions, reads: bool) -> Member {
     let streams = options.distinct_streams();
     let partitions = match options.order {
-        Order::None => 0,
+        Order::None if !reads => 0,
+        Order::None => options.partitions.max(1),
         Order::Key => options.partitions.max(1),
         Order::Total => 1,
     };
     let names = if streams.is_empty() { "*".to_owned() } else { streams.join(",") };
     let on_dead = if options.block_on_dead { "/block" } else { "" };
+    let form = if reads { "/reads" } else { "" };
     Member {
         id: Uuid::new_v4(),
         host: group::host_name(),
         group: GroupName::new(
             GroupKind::Queue,
-            &format!("{}/{partitions}{on_dead}:{names}", options.order.as_str()),
+            &format!("{}/{partitions}{on_dead}{form}:{names}", options.order.as_str()),
         ),
         streams,
         order: options.order,
@@ -104,7 +108,7 @@ impl<S: QueueStore> Queue<S> {
     /// A queue over `store`. Nothing happens before [`Source::open`].
     pub fn new(store: S, options: QueueOptions) -> Self {
         let state = QueueState {
-            group: Group::new(member(&options)),
+            group: Group::new(member(&options, false)),
             in_flight: HashMap::new(),
             claiming: Vec::new(),
             next_position: 0,
@@ -139,6 +143,9 @@ impl<S: QueueStore> Source for Queue<S> {
 
     async fn open(&self, _sink: &Capabilities) -> Result<()> {
         self.shared.store.open().await?;
+        if self.shared.store.reads() {
+            self.shared.state().group = Group::new(self.shared.new_member());
+        }
         driver::join(&*self.shared).await?;
         driver::tick(&*self.shared).await?;
         self.heartbeat.start(self.shared.options.lease, self.shared.clone());
@@ -177,8 +184,8 @@ impl<S: QueueStore> Source for Queue<S> {
             let mut unhold = BTreeSet::new();
             for settlement in settlements {
                 let Some(row) = state.in_flight.get(&settlement.position) else { continue };
-                // With order, the rows of an earlier membership belong to the next owner, which may be this relay.
-                if row.generation != state.group.generation && state.group.member.order != Order::None {
+                // The rows of an earlier membership belong to the next owner of their partition, which may be this relay.
+                if row.generation != state.group.generation && state.group.member.partitions > 0 {
                     continue;
                 }
                 rows.push((row.claim.clone(), &settlement.verdict));
@@ -295,7 +302,7 @@ impl<S: QueueStore> Membered for Shared<S> {
     }
 
     fn new_member(&self) -> Member {
-        member(&self.options)
+        member(&self.options, self.store.reads())
     }
 
     /// The leases of rows are renewed with the relay's own.
@@ -303,7 +310,7 @@ impl<S: QueueStore> Membered for Shared<S> {
         // A settle that hangs must not cost us all leases. With order the partitions' leases are what counts, and those of
         // rows are left for the next heartbeat: renewing them beside a settle could end in a deadlock.
         let alone = tokio::time::timeout(self.options.lease / 6, self.rows.lock()).await;
-        let rows = if alone.is_ok() || member.order == Order::None {
+        let rows = if alone.is_ok() || member.partitions == 0 {
             self.state().due_for_renewal(self.options.lease / 3)
         } else {
             Vec::new()
@@ -387,11 +394,11 @@ impl QueueState {
         lease: Duration,
     ) -> Batch {
         let current = asked.generation == self.group.generation;
-        // With order, what counts is the lease on the partitions, which is the relay's own.
-        let ownership = match self.group.member.order {
-            Order::None => Ownership::leased(since, lease),
-            Order::Key | Order::Total if current => self.group.ownership.clone(),
-            Order::Key | Order::Total => Ownership::leased(since, Duration::ZERO),
+        // What counts is the lease on the partitions, which is the relay's own. Without partitions each claim has its own.
+        let ownership = match self.group.member.partitions {
+            0 => Ownership::leased(since, lease),
+            _ if current => self.group.ownership.clone(),
+            _ => Ownership::leased(since, Duration::ZERO),
         };
         if asked.alone {
             self.alone = current && !claimed.rows.is_empty();
@@ -452,7 +459,7 @@ impl QueueState {
     fn renewed(&mut self, pulse: &Pulse, rows: Vec<RowClaim>, sent: Instant, lease: Duration) {
         // With order a single row is lost only to an operator, or to a settle that overtook this heartbeat. The
         // ownership that it shares with everything else is the relay's, and goes on.
-        if !pulse.alive || self.group.member.order != Order::None {
+        if !pulse.alive || self.group.member.partitions > 0 {
             return;
         }
         let rows: HashSet<RowClaim> = rows.into_iter().collect();

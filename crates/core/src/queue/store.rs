@@ -33,6 +33,12 @@ pub trait QueueStore: Send + Sync + 'static {
         None
     }
 
+    /// Whether the relays of this queue own partitions in every order, and read their rows instead of claiming them. Known
+    /// once the store is open.
+    fn reads(&self) -> bool {
+        false
+    }
+
     /// Connects and checks that the table fits its spec.
     async fn open(&self) -> Result<()>;
 

@@ -11,14 +11,14 @@ use crate::{PgOutbox, columns::EventColumns, error::doing, outbox::Conn};
 
 /// The sequence behind a log.
 #[derive(Debug, Clone)]
-pub(super) struct Sequence {
-    pub(super) oid: i64,
+pub(crate) struct Sequence {
+    pub(crate) oid: i64,
     /// Quoted.
-    pub(super) name: String,
+    pub(crate) name: String,
 }
 
 /// Finds the sequence and refuses a table that cannot be followed.
-pub(super) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) -> Result<Sequence> {
+pub(crate) async fn check(outbox: &PgOutbox, conn: &mut Conn, c: &EventColumns) -> Result<Sequence> {
     let failed = doing("checking the log");
     let refuse = |code: Code, what: String| Error::permanent(code, format!("{} {what}", c.outbox));
     let Some(seq) = &c.spec.seq else {

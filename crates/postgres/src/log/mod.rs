@@ -18,7 +18,7 @@
 
 pub(crate) mod admin;
 mod ahead;
-mod check;
+pub(crate) mod check;
 pub(crate) mod consumers;
 mod holes;
 pub(crate) mod parked;

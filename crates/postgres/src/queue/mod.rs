@@ -28,6 +28,7 @@ use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, Row, postgres::PgRow};
 
 pub(crate) use self::{
+    canonical::{Evicted, count_lost_leases, forget_marks},
     settle::{LONGEST_WAIT, storable},
     store::{QueueTable, Store, load},
 };
@@ -40,6 +41,7 @@ const TOTAL_BATCH: usize = 100;
 #[derive(Debug)]
 pub struct PgQueue {
     outbox: PgOutbox,
+    keep_done: bool,
     group: RelayGroup,
     /// Set when the queue is opened.
     store: OnceLock<Arc<dyn Store>>,
@@ -47,10 +49,11 @@ pub struct PgQueue {
 }
 
 impl PgQueue {
-    pub(crate) fn new(outbox: PgOutbox) -> Self {
+    pub(crate) fn new(outbox: PgOutbox, keep_done: bool) -> Self {
         Self {
             group: RelayGroup::new(outbox.clone()),
             outbox,
+            keep_done,
             store: OnceLock::new(),
             listener: OnceLock::new(),
         }
@@ -73,9 +76,23 @@ impl QueueStore for PgQueue {
         Some(&self.outbox.spec)
     }
 
+    fn reads(&self) -> bool {
+        self.store.get().is_some_and(|store| store.reads())
+    }
+
     async fn open(&self) -> Result<()> {
         let mut conn = self.outbox.acquire().await?;
         let store = load(&self.outbox, &mut conn).await?;
+        store.opened(&self.outbox, &mut conn).await?;
+        if !self.keep_done && !store.reads() {
+            return Err(airtight_core::Error::permanent(
+                airtight_core::Code::FOREIGN_TABLE,
+                format!(
+                    "{} is the application's own table: its rows are not deleted at delivery",
+                    store.outbox
+                ),
+            ));
+        }
         let notifying = self.outbox.options.listen
             && self.outbox.options.spec.is_none()
             && self.outbox.is_notifying(&mut conn).await?;
@@ -98,7 +115,7 @@ impl QueueStore for PgQueue {
     }
 
     async fn settle(&self, member: &Member, rows: &[(RowClaim, &Verdict)]) -> Result<Vec<bool>> {
-        settle::settle(&self.outbox, self.store()?, member, rows).await
+        settle::settle(&self.outbox, self.store()?, member, rows, self.keep_done).await
     }
 
     async fn unhold(&self, member: &Member, partitions: &[u16]) -> Result<u64> {

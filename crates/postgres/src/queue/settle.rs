@@ -20,20 +20,23 @@ pub(crate) enum Kind {
     Dead,
     Unknown,
     Delivered,
+    /// Delivered, and not kept.
+    Deleted,
     Released,
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Retry, Self::Away, Self::Dead, Self::Unknown, Self::Delivered, Self::Released];
+    const ALL: [Self; 7] =
+        [Self::Retry, Self::Away, Self::Dead, Self::Unknown, Self::Delivered, Self::Deleted, Self::Released];
 
-    fn of(verdict: &Verdict) -> Self {
+    fn of(verdict: &Verdict, keep_done: bool) -> Self {
         match verdict {
             Verdict::Retry { .. } => Self::Retry,
             Verdict::Away { .. } => Self::Away,
             Verdict::Dead { .. } => Self::Dead,
             Verdict::Unknown { .. } => Self::Unknown,
-            Verdict::Delivered | Verdict::SettledInTransaction => Self::Delivered,
+            Verdict::Delivered | Verdict::SettledInTransaction if keep_done => Self::Delivered,
+            Verdict::Delivered | Verdict::SettledInTransaction => Self::Deleted,
             Verdict::Released => Self::Released,
         }
     }
@@ -90,14 +93,15 @@ pub(super) async fn settle(
     store: &dyn Store,
     member: &Member,
     rows: &[(RowClaim, &Verdict)],
+    keep_done: bool,
 ) -> Result<Vec<bool>> {
     for _ in 1..TRIES {
-        match settle_once(outbox, store, member, rows).await {
+        match settle_once(outbox, store, member, rows, keep_done).await {
             Err(error) if error.is(&Code::DEADLOCK) => tracing::debug!(%error, "settling again"),
             other => return other,
         }
     }
-    settle_once(outbox, store, member, rows).await
+    settle_once(outbox, store, member, rows, keep_done).await
 }
 
 async fn settle_once(
@@ -105,19 +109,30 @@ async fn settle_once(
     store: &dyn Store,
     member: &Member,
     rows: &[(RowClaim, &Verdict)],
+    keep_done: bool,
 ) -> Result<Vec<bool>> {
     let kinds: Vec<(Kind, Vec<&(RowClaim, &Verdict)>)> = Kind::ALL
         .into_iter()
-        .map(|kind| (kind, rows.iter().filter(|(_, verdict)| Kind::of(verdict) == kind).collect::<Vec<_>>()))
+        .map(|kind| {
+            (
+                kind,
+                rows.iter().filter(|(_, verdict)| Kind::of(verdict, keep_done) == kind).collect::<Vec<_>>(),
+            )
+        })
         .filter(|(_, rows)| !rows.is_empty())
         .collect();
     // One statement needs no transaction; several are all or nothing.
     let mut conn = if kinds.len() > 1 { outbox.begin().await? } else { outbox.acquire().await? };
     let mut applied: HashSet<RowKey> = HashSet::with_capacity(rows.len());
-    for (kind, rows) in kinds {
-        applied.extend(store.settle(outbox, &mut conn, member, kind, Settled::new(&rows)).await?);
+    for (kind, rows) in &kinds {
+        applied.extend(store.settle(outbox, &mut conn, member, *kind, Settled::new(rows)).await?);
     }
     conn.commit().await?;
+    for (kind, rows) in &kinds {
+        for (claim, _) in rows {
+            store.settled(member, claim, *kind, applied.contains(&claim.key));
+        }
+    }
     Ok(rows.iter().map(|(row, _)| applied.contains(&row.key)).collect())
 }
 

@@ -78,6 +78,27 @@ pub(crate) trait Store: QueueTable {
         Ok(())
     }
 
+    /// See [`airtight_core::queue::QueueStore::reads`].
+    fn reads(&self) -> bool {
+        false
+    }
+
+    /// Checks what reading needs, before a relay joins.
+    async fn opened(&self, _outbox: &PgOutbox, _conn: &mut Conn) -> Result<()> {
+        Ok(())
+    }
+
+    /// What is left to do with every heartbeat.
+    async fn beat(&self, _outbox: &PgOutbox, _member: &Member) -> Result<()> {
+        Ok(())
+    }
+
+    /// The relay has given up partitions: another one may read them until they come back.
+    fn gave(&self, _member: &Member, _partitions: &[u16]) {}
+
+    /// A verdict was committed, or refused for good.
+    fn settled(&self, _member: &Member, _claim: &RowClaim, _kind: Kind, _applied: bool) {}
+
     /// See [`airtight_core::queue::QueueStore::claim`].
     async fn claim(&self, outbox: &PgOutbox, request: &ClaimRequest<'_>) -> Result<Claimed>;
 

@@ -167,7 +167,7 @@ impl There {
                     missing(format!("the row of {} in {}", of_schema(names.table), of_schema("log")), true)
                 }
             }
-            Makes::Along => None,
+            Makes::Once | Makes::Along => None,
         }
     }
 

@@ -21,6 +21,8 @@ pub(super) enum Makes<'a> {
     Columns(On<'a>, Vec<&'a str>),
     /// The log's own row in `log`.
     Floor,
+    /// Nothing: it removes something, once.
+    Once,
     /// Nothing that would be missed by itself: it is run when the outbox is made. The first partition, which retention
     /// drops in its time, is one.
     Along,
@@ -74,6 +76,7 @@ fn makes(text: &str) -> (Makes<'_>, bool) {
             Makes::Columns(On(name), columns)
         }
         ("INSERT", "INTO") => Makes::Floor,
+        ("DROP", _) => Makes::Once,
         _ => Makes::Along,
     };
     (makes, replaces)
@@ -134,8 +137,12 @@ mod tests {
                             || statement.text.contains("{outbox:first}")
                             || statement.text.contains("{outbox:default} (id)")
                     }
+                    Makes::Once => statement.text.starts_with("DROP INDEX IF EXISTS"),
                     Makes::Columns(_, columns) => !columns.is_empty(),
-                    Makes::Trigger(name, On(table)) => name.starts_with("{trigger:") && *table == "{outbox}",
+                    Makes::Trigger(name, On(table)) => {
+                        name.starts_with("{trigger:") && *table == "{outbox}"
+                            || table.starts_with("{schema}.")
+                    }
                     Makes::Index(_, On(table)) => table.starts_with('{'),
                     Makes::Floor => statement.text.contains("{schema}.log"),
                     Makes::Table(name) | Makes::Sequence(name) | Makes::Function(name) => {

@@ -22,7 +22,8 @@ pub async fn a_settle_after_a_takeover_is_fenced(sut: &dyn SourceUnderTest) {
     sut.publish(&events("a", 2)).await;
     let stale = Hand::open(sut, long(Order::None)).await;
     let held = stale.collect(2).await;
-    let heir = Hand::open(sut, long(Order::None)).await;
+    // The heir renews often, so that it takes over before the other one renews its lease again.
+    let heir = Hand::open(sut, short(sut, Order::None)).await;
     assert!(heir.next(10).await.is_empty(), "the lease is good");
     sut.expire_leases().await;
     let taken = heir.collect(2).await;

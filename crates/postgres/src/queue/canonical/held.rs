@@ -1,4 +1,4 @@
-//! Held events: those behind a waiting one of their key, which the claim has marked with `next_retry_at = infinity`.
+//! Held events: those behind a waiting one of their key, which the relay has marked with `next_retry_at = infinity`.
 
 use airtight_core::group::Member;
 
@@ -62,7 +62,7 @@ pub(super) fn unhold(c: &Columns, member: &Member) -> String {
             ORDER BY t.seq LIMIT $3
           ) AS held WHERE $4::text[] IS NOT NULL ORDER BY held.seq LIMIT $3
         )
-        UPDATE {table} t SET next_retry_at = NULL
+        UPDATE {table} t SET next_retry_at = now()
         WHERE t.seq = ANY(ARRAY(SELECT seq FROM row)) AND t.phase = 0 AND t.next_retry_at = 'infinity'{streams}"
     )
 }
@@ -72,7 +72,7 @@ pub(super) fn unhold_all(c: &Columns, member: &Member) -> String {
     let table = &c.table;
     let streams = of_streams(member, "$1");
     format!(
-        "UPDATE {table} t SET next_retry_at = NULL
+        "UPDATE {table} t SET next_retry_at = now()
          WHERE t.phase = 0 AND t.next_retry_at = 'infinity' AND $1::text[] IS NOT NULL{streams}"
     )
 }

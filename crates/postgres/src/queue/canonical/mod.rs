@@ -1,47 +1,62 @@
 //! The canonical table: the one that `migrations/0001_outbox.sql` creates, under any name.
 //!
-//! Its columns are known, so the statements name them. Only the names of the tables and what depends on a relay's
-//! order and streams are filled in. Nothing here is used for another table, and nothing outside depends on these
-//! statements.
+//! Its columns are known, so the statements are plain SQL files in `sql/`. Nothing here is used for another table, and
+//! nothing outside depends on these statements.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `claim` | the claim, and the reasons for its shape |
-//! | `held` | frees held events |
+//! | `reader` | what a relay remembers of the rows that it reads, and why this loses nothing |
+//! | `read` | the statements that read: looks, pages, what is due, the net |
 //! | `settle` | settling and marking |
+//! | `lost` | counts lost leases when a relay is evicted |
+//! | `held` | frees held events |
 //! | `table` | how its rows are shown to an operator |
+//! | `statements` | fills the placeholders of `sql/` |
+//! | `version` | the version of a row |
 
-mod claim;
 mod held;
+mod lost;
+#[cfg(test)]
+mod plans;
+mod read;
+mod reader;
 mod settle;
+mod statements;
 mod table;
+mod version;
 
 use std::{
-    collections::HashMap,
     ops::Deref,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use airtight_core::{
-    Error, Order, Result,
+    Code, Error, Order, Result,
     group::Member,
     queue::{ClaimRequest, Claimed, RowClaim, RowKey},
     table::TableSpec,
 };
 use async_trait::async_trait;
-use sqlx::{AssertSqlSafe, postgres::PgRow};
+use sqlx::AssertSqlSafe;
 
+pub(crate) use self::lost::{Evicted, count as count_lost_leases, forget_marks};
+use self::{
+    reader::Reader,
+    statements::{Names, Statements},
+};
 use super::{
-    as_i64, collect, most_events,
     settle::{Kind, Settled},
     store::Store,
 };
 use crate::{
-    PgOutbox, columns::Columns, decode, error::doing, outbox::Conn, session::Session, slots::KEY_SLOTS,
+    PgOutbox,
+    columns::Columns,
+    error::doing,
+    log::check::{self, Sequence},
+    outbox::Conn,
+    session::Session,
+    slots::KEY_SLOTS,
 };
-
-/// How often a claim that found only events to hold back looks again: bounds how long it takes.
-const HOLD_ROUNDS: u32 = 100;
 
 /// How many held events one statement frees.
 const UNHOLD_BATCH: i64 = 10_000;
@@ -80,8 +95,9 @@ const COLUMNS: [(&str, &str); 26] = [
 #[derive(Debug)]
 pub(super) struct Canonical {
     columns: Columns,
-    /// How many events to ask of each index range; adapts to how many ranges have something.
-    per_range: AtomicUsize,
+    /// Known once the queue is open.
+    reading: OnceLock<(Sequence, Statements)>,
+    reader: Mutex<Reader>,
 }
 
 impl Deref for Canonical {
@@ -102,25 +118,19 @@ impl Canonical {
     }
 
     pub(super) fn new(columns: Columns) -> Self {
-        Self { columns, per_range: AtomicUsize::new(0) }
+        Self { columns, reading: OnceLock::new(), reader: Mutex::new(Reader::new()) }
     }
 
-    /// Asks more of each index range when few ranges have everything, and less when all have plenty.
-    fn adapt(&self, claimed: &Claimed, events: usize, per_range: usize, fair: usize) {
-        let found = claimed.rows.len() + claimed.overflow.len();
-        if found >= events {
-            self.per_range.store((per_range / 2).max(fair), Ordering::Relaxed);
-            return;
-        }
-        let mut ranges: HashMap<(u16, &str), usize> = HashMap::new();
-        for row in &claimed.rows {
-            if let Ok(event) = &row.event {
-                *ranges.entry((row.partition, &event.stream)).or_default() += 1;
-            }
-        }
-        if ranges.values().any(|count| *count >= per_range) {
-            self.per_range.store(per_range * 4, Ordering::Relaxed);
-        }
+    fn reading(&self) -> Result<&(Sequence, Statements)> {
+        self.reading.get().ok_or_else(|| Error::permanent(Code::NOT_OPEN, "the queue was not opened"))
+    }
+
+    fn sql(&self) -> Result<&Statements> {
+        self.reading().map(|(_, sql)| sql)
+    }
+
+    fn reader(&self) -> MutexGuard<'_, Reader> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -141,58 +151,49 @@ impl Store for Canonical {
         conn.commit().await
     }
 
-    async fn claim(&self, outbox: &PgOutbox, request: &ClaimRequest<'_>) -> Result<Claimed> {
-        let member = request.member;
-        let slots = slots(request.partitions, member.partitions);
-        let ranges = slots.len() * member.streams.len().max(1);
-        let events = most_events(request);
-        let fair = (events.div_ceil(ranges.max(1)) * 2).max(8);
-        let mut per_range = match member.order {
-            Order::Total => events,
-            Order::None | Order::Key => self.per_range.load(Ordering::Relaxed).clamp(fair, events.max(fair)),
-        };
-        let sql = claim::claim(self, member, request.alone);
-        let mut rounds = HOLD_ROUNDS;
-        let mut claimed = loop {
-            let mut conn = outbox.acquire().await?;
-            let rows = sqlx::query(AssertSqlSafe(sql.clone()))
-                .persistent(!outbox.pooled)
-                .bind(request.token)
-                .bind(as_i64(events))
-                .bind(as_i64(request.bytes))
-                .bind(member.lease.as_secs_f64())
-                .bind(member.id)
-                .bind(&slots)
-                .bind(request.tokens)
-                .bind(&member.streams)
-                .bind(as_i64(per_range))
-                .bind(as_i64(request.max_payload))
-                .fetch(conn.get());
-            let (claimed, held) = collect(rows, &self.spec, request, row_key).await?;
-            conn.commit().await?;
-            rounds -= 1;
-            // Nothing was found but events behind one that waits. They are out of the way now: an empty answer
-            // would let the relay rest, with who knows what behind them.
-            if !held || !claimed.rows.is_empty() || claimed.suspects || rounds == 0 {
-                break claimed;
-            }
-            per_range = (per_range * 4).min(events.max(fair));
-        };
-        for row in &mut claimed.rows {
-            row.partition = partition_of(row.partition, member.partitions);
-        }
-        self.adapt(&claimed, events, per_range, fair);
-        Ok(claimed)
+    fn reads(&self) -> bool {
+        true
     }
 
-    async fn renew(
-        &self,
-        outbox: &PgOutbox,
-        conn: &mut Conn,
-        member: &Member,
-        rows: &[RowClaim],
-    ) -> Result<Vec<RowKey>> {
-        settle::renew(self, outbox, conn, member, rows).await
+    async fn opened(&self, outbox: &PgOutbox, conn: &mut Conn) -> Result<()> {
+        let sequence = check::check(outbox, conn, self).await?;
+        let sql = Statements::new(&Names::new(self, &sequence.name));
+        // Opening again finds it known already.
+        let _ = self.reading.set((sequence, sql));
+        Ok(())
+    }
+
+    /// Keeps the marks true and few: what was given back is not in flight, and an earlier mark does not count.
+    async fn beat(&self, outbox: &PgOutbox, member: &Member) -> Result<()> {
+        let outdated = self.reader().outdated_marks();
+        let Some((page, marks)) = outdated else { return Ok(()) };
+        read::mark(self, outbox, member, page, marks).await?;
+        let mut conn = outbox.acquire().await?;
+        sqlx::query(AssertSqlSafe(format!("DELETE FROM {} WHERE relay = $1 AND page < $2", self.mark)))
+            .persistent(!outbox.pooled)
+            .bind(member.id)
+            .bind(i64::try_from(page).unwrap_or(i64::MAX))
+            .execute(conn.get())
+            .await
+            .map_err(doing("removing marks"))?;
+        conn.commit().await
+    }
+
+    fn gave(&self, member: &Member, partitions: &[u16]) {
+        self.reader().gave(&slots(partitions, member.partitions));
+    }
+
+    async fn claim(&self, outbox: &PgOutbox, request: &ClaimRequest<'_>) -> Result<Claimed> {
+        read::next(self, outbox, request).await
+    }
+
+    /// The relay's own lease is all there is.
+    async fn renew(&self, _: &PgOutbox, _: &mut Conn, _: &Member, rows: &[RowClaim]) -> Result<Vec<RowKey>> {
+        Ok(rows.iter().map(|row| row.key.clone()).collect())
+    }
+
+    fn settled(&self, member: &Member, claim: &RowClaim, kind: Kind, applied: bool) {
+        settle::remember(self, member, claim, kind, applied);
     }
 
     async fn settle(
@@ -253,24 +254,17 @@ impl Store for Canonical {
     }
 }
 
-/// What tells rows apart.
-fn row_key(row: &PgRow) -> Result<Option<RowKey>> {
-    Ok(decode::get::<Option<i64>>(row, "row_id")?.map(RowKey::Int))
-}
-
-/// The identities of rows as an array that a statement can take.
-fn seqs<'a>(rows: impl Iterator<Item = &'a RowClaim>) -> Vec<i64> {
-    rows.map(|row| match &row.key {
+fn seq_of(key: &RowKey) -> i64 {
+    match key {
         RowKey::Int(key) => *key,
         RowKey::Text(text) => text.parse().unwrap_or(-1),
-    })
-    .collect()
+    }
 }
 
-/// The slots of the given partitions. Without order, all of them.
+/// The slots of the given partitions.
 fn slots(partitions: &[u16], count: u16) -> Vec<i16> {
     (0..KEY_SLOTS)
-        .filter(|slot| count == 0 || partitions.contains(&partition_of(*slot, count)))
+        .filter(|slot| partitions.contains(&partition_of(*slot, count)))
         .filter_map(|slot| i16::try_from(slot).ok())
         .collect()
 }

@@ -1,4 +1,6 @@
-//! Settling, renewing and marking on the canonical table: one statement each, every row fenced by its claim token.
+//! Settling and marking on the canonical table. Every verdict is fenced by the relay's own row and the row's version.
+
+use std::collections::HashSet;
 
 use airtight_core::{
     Error, Result,
@@ -6,74 +8,129 @@ use airtight_core::{
     queue::{RowClaim, RowKey},
 };
 use sqlx::AssertSqlSafe;
-use uuid::Uuid;
 
 use super::{
-    super::settle::{Kind, Marked, Settled, fence, marked},
-    seqs,
+    super::settle::{Kind, Marked, Settled, marked},
+    Canonical, seq_of,
+    version::Version,
 };
-use crate::{PgOutbox, columns::Columns, error::doing, outbox::Conn, session::Session};
+use crate::{PgOutbox, error::doing, outbox::Conn, session::Session};
 
+/// Applies verdicts of one kind; returns the rows on which they took effect. What the relay remembers of the rows
+/// changes only once this is committed: see [`Canonical::settled`].
 pub(super) async fn settle(
-    c: &Columns,
+    store: &Canonical,
     outbox: &PgOutbox,
     conn: &mut Conn,
     member: &Member,
     kind: Kind,
     rows: Settled<'_>,
 ) -> Result<Vec<RowKey>> {
-    let (me, alive) = fence(c, member.order);
-    let set = written(kind);
-    // An event that is only given back was not delivered: its lost leases still count.
-    let lost = if kind == Kind::Released { "" } else { ", lost_leases = 0" };
-    let sql = format!(
-        "
-        WITH {me} UPDATE {table} t SET {set}, claim_token = NULL, locked_until = NULL{lost}
-        FROM unnest($1::bigint[], $2::uuid[], $3::float8[], $4::text[], $5::text[]) AS v(seq, token, wait, code, message)
-        WHERE {alive} AND t.seq = v.seq AND t.claim_token = v.token RETURNING t.seq",
-        table = c.table,
-    );
-    let settled: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
+    let sql = store.sql()?;
+    let mut in_hand = InHand::of(store, &rows);
+    // Giving back a fresh event writes nothing.
+    let mut given_back = Vec::new();
+    if kind == Kind::Released {
+        (in_hand, given_back) = in_hand.split_waited(store);
+        if in_hand.seqs.is_empty() {
+            return Ok(given_back);
+        }
+    }
+    let (text, status, attempts) = match kind {
+        Kind::Delivered => (&sql.done, "done", 1),
+        Kind::Deleted => (&sql.delete, "done", 1),
+        Kind::Retry => (&sql.failed, "pending", 1),
+        Kind::Away => (&sql.failed, "pending", 0),
+        Kind::Dead => (&sql.failed, "dead", 1),
+        Kind::Unknown => (&sql.failed, "unknown", 1),
+        Kind::Released => (&sql.release, "pending", 0),
+    };
+    let waits = matches!(kind, Kind::Retry | Kind::Away);
+    let mut query = sqlx::query_scalar(AssertSqlSafe(text.clone()))
         .persistent(!outbox.pooled)
-        .bind(seqs(rows.claims.iter().copied()))
-        .bind(rows.tokens)
-        .bind(rows.waits)
-        .bind(rows.codes)
-        .bind(rows.messages)
         .bind(member.id)
-        .fetch_all(conn.get())
-        .await
-        .map_err(doing("settling"))?;
-    Ok(settled.into_iter().map(RowKey::Int).collect())
+        .bind(&in_hand.seqs)
+        .bind(&in_hand.versions);
+    if matches!(kind, Kind::Delivered | Kind::Deleted) {
+        query = query.bind(in_hand.distinct_versions());
+    }
+    if !matches!(kind, Kind::Delivered | Kind::Deleted | Kind::Released) {
+        let of = |index: &usize| *index;
+        query = query
+            .bind(in_hand.at.iter().map(of).map(|at| waits.then_some(rows.waits[at])).collect::<Vec<_>>())
+            .bind(in_hand.at.iter().map(of).map(|at| rows.codes[at].clone()).collect::<Vec<_>>())
+            .bind(in_hand.at.iter().map(of).map(|at| rows.messages[at].clone()).collect::<Vec<_>>())
+            .bind(status)
+            .bind(attempts);
+    }
+    let settled: Vec<i64> = query.fetch_all(conn.get()).await.map_err(doing("settling"))?;
+    Ok(settled.into_iter().map(RowKey::Int).chain(given_back).collect())
 }
 
-pub(super) async fn renew(
-    c: &Columns,
-    outbox: &PgOutbox,
-    conn: &mut Conn,
-    member: &Member,
-    rows: &[RowClaim],
-) -> Result<Vec<RowKey>> {
-    let sql = format!(
-        "
-        UPDATE {table} t SET locked_until = now() + make_interval(secs => $3)
-        FROM unnest($1::bigint[], $2::uuid[]) AS v(seq, token)
-        WHERE t.seq = v.seq AND t.claim_token = v.token RETURNING t.seq",
-        table = c.table,
-    );
-    let renewed: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
-        .persistent(!outbox.pooled)
-        .bind(seqs(rows.iter()))
-        .bind(rows.iter().map(|row| row.token).collect::<Vec<Uuid>>())
-        .bind(member.lease.as_secs_f64())
-        .fetch_all(conn.get())
-        .await
-        .map_err(doing("renewing leases"))?;
-    Ok(renewed.into_iter().map(RowKey::Int).collect())
+/// Rows that are in hand under the token of their claim, as the arrays that a statement takes.
+#[derive(Default)]
+struct InHand {
+    seqs: Vec<i64>,
+    versions: Vec<Version>,
+    /// The index of each among the rows to settle.
+    at: Vec<usize>,
+}
+
+impl InHand {
+    fn of(store: &Canonical, rows: &Settled<'_>) -> Self {
+        let reader = store.reader();
+        let mut in_hand = Self::default();
+        for (at, claim) in rows.claims.iter().enumerate() {
+            let seq = seq_of(&claim.key);
+            if let Some(version) = reader.version(seq, claim.token) {
+                in_hand.push(seq, version, at);
+            }
+        }
+        in_hand
+    }
+
+    fn push(&mut self, seq: i64, version: Version, at: usize) {
+        self.seqs.push(seq);
+        self.versions.push(version);
+        self.at.push(at);
+    }
+
+    fn distinct_versions(&self) -> Vec<Version> {
+        let distinct: HashSet<Version> = self.versions.iter().copied().collect();
+        distinct.into_iter().collect()
+    }
+
+    /// Those that were claimed in their rows, and the others.
+    fn split_waited(self, store: &Canonical) -> (Self, Vec<RowKey>) {
+        let reader = store.reader();
+        let (mut waited, mut fresh) = (Self::default(), Vec::new());
+        for (index, seq) in self.seqs.iter().enumerate() {
+            if reader.waited(*seq) {
+                waited.push(*seq, self.versions[index], self.at[index]);
+            } else {
+                fresh.push(RowKey::Int(*seq));
+            }
+        }
+        (waited, fresh)
+    }
+}
+
+/// The claim's row was settled or given back, for good.
+pub(super) fn remember(store: &Canonical, member: &Member, claim: &RowClaim, kind: Kind, applied: bool) {
+    let seq = seq_of(&claim.key);
+    let mut reader = store.reader();
+    let total = member.order == airtight_core::Order::Total;
+    match kind {
+        Kind::Released if applied => return reader.released(seq, claim.token),
+        Kind::Retry | Kind::Away if applied => reader.makes_wait(seq, false, total),
+        Kind::Dead | Kind::Unknown if applied && member.block_on_dead => reader.makes_wait(seq, true, total),
+        _ => {}
+    }
+    reader.settled(seq, claim.token);
 }
 
 pub(super) async fn mark(
-    c: &Columns,
+    store: &Canonical,
     outbox: &PgOutbox,
     conn: &mut Session<'_>,
     rows: &[(String, Option<&Error>)],
@@ -82,13 +139,18 @@ pub(super) async fn mark(
     for Marked { kind, ids, codes, messages } in marked(rows, unknown) {
         // One that is dead may still be delivered, once a person has said so.
         let open = if kind == Kind::Delivered { "t.status <> 'done'" } else { "t.phase = 0" };
+        let status = match kind {
+            Kind::Delivered | Kind::Deleted => "done",
+            Kind::Unknown => "unknown",
+            Kind::Dead | Kind::Retry | Kind::Away | Kind::Released => "dead",
+        };
         let sql = format!(
             "
-            UPDATE {table} t SET {set}, claim_token = NULL, locked_until = NULL
+            UPDATE {table} t SET status = '{status}', error_code = v.code, error_message = v.message, finished_at = now(),
+              claim_token = NULL, locked_until = NULL
             FROM unnest($1::text[], $2::text[], $3::text[]) AS v(seq, code, message)
             WHERE t.seq = v.seq::bigint AND {open}",
-            table = c.table,
-            set = written(kind),
+            table = store.table,
         );
         sqlx::query(AssertSqlSafe(sql))
             .persistent(!outbox.pooled)
@@ -100,25 +162,4 @@ pub(super) async fn mark(
             .map_err(doing("marking rows"))?;
     }
     Ok(())
-}
-
-/// What a verdict writes, apart from the lease.
-fn written(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Retry => {
-            "status = 'pending', next_retry_at = now() + make_interval(secs => v.wait),
-            error_code = v.code, error_message = v.message"
-        }
-        Kind::Away => {
-            "status = 'pending', attempts = greatest(t.attempts, 1) - 1,
-            next_retry_at = now() + make_interval(secs => v.wait), error_code = v.code, error_message = v.message"
-        }
-        Kind::Dead => "status = 'dead', error_code = v.code, error_message = v.message, finished_at = now()",
-        Kind::Unknown => {
-            "status = 'unknown', error_code = v.code, error_message = v.message, finished_at = now()"
-        }
-        // What went wrong before is history: the error's columns become NULL.
-        Kind::Delivered => "status = 'done', error_code = v.code, error_message = v.message, finished_at = now()",
-        Kind::Released => "status = 'pending', attempts = greatest(t.attempts, 1) - 1",
-    }
 }

@@ -1,6 +1,6 @@
 //! How the rows of the canonical table are shown to an operator. Everything is in the table itself; there is no side table.
 
-use airtight_core::{Order, group::Member};
+use airtight_core::{Order, group::Member, table::literal};
 
 use super::{super::store::QueueTable, Canonical};
 use crate::columns::{Columns, in_calendar};
@@ -14,8 +14,12 @@ impl QueueTable for Canonical {
         None
     }
 
+    /// Reading writes nothing into a row, so the relays' marks tell what is in flight.
     fn state(&self) -> String {
-        "t.status".into()
+        format!(
+            "(CASE WHEN t.phase <> 0 THEN t.status WHEN {} THEN 'processing' ELSE 'pending' END)",
+            in_flight(self)
+        )
     }
 
     fn lost_leases(&self) -> String {
@@ -42,8 +46,9 @@ impl QueueTable for Canonical {
         "t.aggregate_id".into()
     }
 
+    /// Not NULL: no cursor would lead to it.
     fn due_now(&self, _column: &str) -> String {
-        "NULL".into()
+        "now()".into()
     }
 
     /// A row that was finished manually may have no time for it: then the time at which it was written counts.
@@ -55,6 +60,24 @@ impl QueueTable for Canonical {
     fn unexplained(&self) -> Option<String> {
         None
     }
+}
+
+/// Whether a live relay has the open row `t` in flight. The first comparison spares rows beyond all marks the rest.
+fn in_flight(c: &Columns) -> String {
+    let (mark, relay, outbox) = (&c.mark, &c.relay, literal(&c.outbox));
+    let marks = format!(
+        "SELECT DISTINCT ON (m.relay) m.slots, m.seqs, r.streams FROM {mark} m JOIN {relay} r ON r.id = m.relay
+         WHERE r.outbox = {outbox} AND r.expires_at > now() ORDER BY m.relay, m.page DESC"
+    );
+    format!(
+        "(t.next_retry_at IS NULL
+           AND t.seq <= (SELECT max(lane.through) FROM ({marks}) AS n CROSS JOIN unnest(n.seqs) AS lane(through))
+           AND EXISTS (SELECT FROM ({marks}) AS n CROSS JOIN unnest(n.slots, n.seqs) AS lane(slot, through)
+             WHERE lane.slot = t.part AND t.seq <= lane.through
+               AND (cardinality(n.streams) = 0 OR t.stream = ANY(n.streams)))
+         OR t.claim_token = ANY(ARRAY(SELECT r.id FROM {relay} r WHERE r.outbox = {outbox} AND r.expires_at > now()))
+         OR t.status = 'processing' AND t.locked_until > now())"
+    )
 }
 
 /// See [`super::Store::backlog_statement`].

@@ -131,7 +131,9 @@ fn statement(c: &Columns, order: Order, kind: Kind) -> String {
     let error = side_error(c, "v.code", "v.message");
     let error_here = !error.is_empty();
     let won = match kind {
-        Kind::Delivered => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
+        Kind::Delivered | Kind::Deleted => {
+            format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}")
+        }
         Kind::Dead if !error_here => format!("DELETE FROM {side} s USING {values} WHERE {mine} {returning}"),
         Kind::Dead => {
             format!(
@@ -179,7 +181,7 @@ fn assignments(c: &Columns, kind: Kind) -> Assignments {
         Kind::Retry => &c.status.retrying,
         Kind::Dead => &c.status.dead,
         Kind::Unknown => c.status.unknown.as_ref().unwrap_or(&c.status.dead),
-        Kind::Delivered => &c.status.done,
+        Kind::Delivered | Kind::Deleted => &c.status.done,
         Kind::Released | Kind::Away => &c.status.new,
     };
     let word = if kind.gives_back() && c.status.new.word != c.status.retrying.word {

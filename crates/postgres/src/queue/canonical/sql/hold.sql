@@ -1,0 +1,15 @@
+-- Holds back fresh events behind one of their key that waits: they leave the index of fresh events, and wait as it does.
+--
+-- $1 relay, $2 and $3 seqs and versions
+WITH me AS (
+    SELECT r.id FROM {relay} r WHERE r.id = $1 FOR KEY SHARE
+),
+mine AS MATERIALIZED (
+    SELECT row.place FROM me
+    CROSS JOIN unnest($2::bigint[], $3::xid[]) AS v(seq, version)
+    CROSS JOIN LATERAL (
+        SELECT t.ctid AS place FROM {outbox} t WHERE t.seq = v.seq AND t.xmin = v.version OFFSET 0
+    ) AS row
+)
+UPDATE {outbox} t SET next_retry_at = 'infinity'
+WHERE t.ctid = ANY(ARRAY(SELECT m.place FROM mine m)) AND t.xmin = ANY($3::xid[])
