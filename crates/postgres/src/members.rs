@@ -206,8 +206,10 @@ impl Members for RelayGroup {
         let (outbox, table) = (&self.outbox, self.table()?);
         let c = table.columns();
         if let Table::Queue(store) = table {
-            // Before the answer: if that is lost, the partitions are read from the start.
+            // Before the answer: if that is lost, the partitions are read from the start. And with marks that do not name them:
+            // an eviction of this relay must not touch what the next owner has in flight.
             store.gave(member, partitions);
+            store.beat(outbox, member).await?;
         }
         let failed = doing("giving up partitions");
         let sql = format!(

@@ -4,42 +4,36 @@ use sqlx::{
     Decode, Encode, Postgres, Type,
     encode::IsNull,
     error::BoxDynError,
-    postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, PgValueFormat, PgValueRef, types::Oid},
+    postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, PgValueRef},
 };
 
-/// An `xid`, which the driver does not know.
+/// An `xid`. It travels as text: the driver does not know the type, and would ask the server for it between two messages
+/// of one statement, which fails behind a transaction pooler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Version(u32);
 
-/// The numbers of `xid` and `xid[]` in every server.
-const XID: Oid = Oid(28);
-const XIDS: Oid = Oid(1011);
-
 impl Type<Postgres> for Version {
     fn type_info() -> PgTypeInfo {
-        PgTypeInfo::with_oid(XID)
+        <str as Type<Postgres>>::type_info()
     }
 }
 
 impl PgHasArrayType for Version {
     fn array_type_info() -> PgTypeInfo {
-        PgTypeInfo::with_oid(XIDS)
+        <&str as PgHasArrayType>::array_type_info()
     }
 }
 
 impl Encode<'_, Postgres> for Version {
     fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
-        buffer.extend(&self.0.to_be_bytes());
+        buffer.extend(self.0.to_string().as_bytes());
         Ok(IsNull::No)
     }
 }
 
 impl<'r> Decode<'r, Postgres> for Version {
     fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
-        Ok(Self(match value.format() {
-            PgValueFormat::Binary => u32::from_be_bytes(value.as_bytes()?.try_into()?),
-            PgValueFormat::Text => value.as_str()?.parse()?,
-        }))
+        Ok(Self(value.as_str()?.parse()?))
     }
 }
 

@@ -42,7 +42,7 @@ first AS MATERIALIZED (
 claimed AS (
     UPDATE {outbox} t SET claim_token = $1, locked_until = now() + make_interval(secs => $3)
     WHERE t.seq = ANY(ARRAY(SELECT f.seq FROM first f)) AND (t.phase = 0) IS TRUE AND (t.next_retry_at <= now()) IS TRUE
-    RETURNING t.seq, t.part, t.xmin, t.attempts, t.lost_leases, {event:t:$8}
+    RETURNING t.seq, t.part, t.xmin::text AS version, t.attempts, t.lost_leases, {event:t:$8}
 )
 SELECT EXISTS (SELECT FROM me) AS alive, false AS held, EXISTS (SELECT FROM suspect) AS suspects, claimed.*
 FROM (SELECT 1) AS one LEFT JOIN claimed ON true

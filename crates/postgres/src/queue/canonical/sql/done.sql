@@ -14,7 +14,7 @@ WITH me AS (
 ),
 mine AS MATERIALIZED (
     SELECT row.place FROM me
-    CROSS JOIN unnest($2::bigint[], $3::xid[]) AS v(seq, version)
+    CROSS JOIN unnest($2::bigint[], $3::text[]::xid[]) AS v(seq, version)
     CROSS JOIN LATERAL (
         SELECT t.ctid AS place FROM {outbox} t WHERE t.seq = v.seq AND t.xmin = v.version OFFSET 0
     ) AS row
@@ -22,5 +22,5 @@ mine AS MATERIALIZED (
 UPDATE {outbox} t
 SET status = 'done', attempts = least(t.attempts, {most}) + 1, lost_leases = 0, claim_token = NULL, locked_until = NULL,
     error_code = NULL, error_message = NULL, last_attempt_at = now(), finished_at = now()
-WHERE t.ctid = ANY(ARRAY(SELECT m.place FROM mine m)) AND t.xmin = ANY($4::xid[])
+WHERE t.ctid = ANY(ARRAY(SELECT m.place FROM mine m)) AND t.xmin = ANY(ARRAY(SELECT x.version::xid FROM unnest($4::text[]) AS x(version)))
 RETURNING t.seq

@@ -50,7 +50,7 @@ claimed AS (
             WHERE NOT x.suspect AND x.seq NOT IN (SELECT b.seq FROM blocked b)
               AND NOT ($7 AND EXISTS (SELECT FROM candidate s WHERE s.suspect AND s.key = x.key AND s.seq < x.seq))))
       AND (t.phase = 0) IS TRUE AND (t.next_retry_at <= now()) IS TRUE
-    RETURNING t.seq, t.part, t.xmin, t.attempts, t.lost_leases, {event:t:$9}
+    RETURNING t.seq, t.part, t.xmin::text AS version, t.attempts, t.lost_leases, {event:t:$9}
 ),
 held AS (
     UPDATE {outbox} t SET next_retry_at = 'infinity'

@@ -8,7 +8,7 @@ WITH me AS (
 ),
 mine AS MATERIALIZED (
     SELECT row.place FROM me
-    CROSS JOIN unnest($2::bigint[], $3::xid[]) AS v(seq, version)
+    CROSS JOIN unnest($2::bigint[], $3::text[]::xid[]) AS v(seq, version)
     CROSS JOIN LATERAL (
         SELECT t.ctid AS place FROM {outbox} t WHERE t.seq = v.seq AND t.xmin = v.version OFFSET 0
     ) AS row
@@ -18,6 +18,6 @@ SET status = $7, attempts = least(t.attempts, {most}) + $8, lost_leases = 0, cla
     next_retry_at = CASE WHEN v.wait IS NULL THEN t.next_retry_at ELSE now() + make_interval(secs => v.wait) END,
     error_code = v.code, error_message = v.message, last_attempt_at = now(),
     finished_at = CASE WHEN v.wait IS NULL THEN now() END
-FROM unnest($2::bigint[], $3::xid[], $4::float8[], $5::text[], $6::text[]) AS v(seq, version, wait, code, message)
+FROM unnest($2::bigint[], $3::text[]::xid[], $4::float8[], $5::text[], $6::text[]) AS v(seq, version, wait, code, message)
 WHERE t.ctid = ANY(ARRAY(SELECT m.place FROM mine m)) AND t.seq = v.seq AND t.xmin = v.version
 RETURNING t.seq

@@ -12,7 +12,7 @@ CROSS JOIN LATERAL (
     LIMIT lane.most
 ) AS row
 WHERE NOT EXISTS (
-    SELECT FROM unnest($4::bigint[], $5::xid[]) AS hand(seq, version)
+    SELECT FROM unnest($4::bigint[], $5::text[]::xid[]) AS hand(seq, version)
     WHERE hand.seq = row.seq AND hand.version = row.xmin
 )
 GROUP BY row.part

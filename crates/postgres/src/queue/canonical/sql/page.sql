@@ -8,7 +8,7 @@
 --
 -- $1 slots, $2 after, $3 through, $4 limits, $5 and $6 seqs and versions in hand, $7 streams (empty: all),
 -- $8 whether to look for earlier events of the key that wait, $9 the same for dead ones, $10 largest payload
-SELECT row.seq, row.part, row.xmin, row.attempts, row.lost_leases,
+SELECT row.seq, row.part, row.xmin::text AS version, row.attempts, row.lost_leases,
        $8 AND EXISTS (
            SELECT FROM {outbox} w
            WHERE w.aggregate_id = row.aggregate_id AND w.phase = 0 AND w.next_retry_at IS NOT NULL AND w.seq < row.seq
@@ -30,6 +30,6 @@ CROSS JOIN LATERAL (
     LIMIT lane.most
 ) AS row
 WHERE NOT EXISTS (
-    SELECT FROM unnest($5::bigint[], $6::xid[]) AS hand(seq, version)
+    SELECT FROM unnest($5::bigint[], $6::text[]::xid[]) AS hand(seq, version)
     WHERE hand.seq = row.seq AND hand.version = row.xmin
 )

@@ -7,11 +7,11 @@ WITH me AS (
 ),
 mine AS MATERIALIZED (
     SELECT row.place FROM me
-    CROSS JOIN unnest($2::bigint[], $3::xid[]) AS v(seq, version)
+    CROSS JOIN unnest($2::bigint[], $3::text[]::xid[]) AS v(seq, version)
     CROSS JOIN LATERAL (
         SELECT t.ctid AS place FROM {outbox} t WHERE t.seq = v.seq AND t.xmin = v.version OFFSET 0
     ) AS row
 )
 UPDATE {outbox} t SET claim_token = NULL, locked_until = NULL
-WHERE t.ctid = ANY(ARRAY(SELECT m.place FROM mine m)) AND t.xmin = ANY($3::xid[])
+WHERE t.ctid = ANY(ARRAY(SELECT m.place FROM mine m)) AND t.xmin = ANY(ARRAY(SELECT x.version::xid FROM unnest($3::text[]) AS x(version)))
 RETURNING t.seq
