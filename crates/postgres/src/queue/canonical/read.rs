@@ -37,8 +37,7 @@ pub(super) async fn next(
     store.reader().own(request.member.id, &reading.slots);
     let claimed = if request.alone { reading.alone().await } else { reading.some().await };
     if claimed.is_err() {
-        // What an answer that was lost has said is not known: the connection may be to another server now.
-        store.reader().start_over();
+        store.reader().call_failed(request.token);
     }
     claimed
 }

@@ -274,6 +274,13 @@ impl Reader {
         self.looked_at = None;
     }
 
+    /// A call has failed, perhaps after one of its statements had handed out rows: nobody got them, and they are read or
+    /// claimed again. What an answer that was lost has said is not known, and the connection may be to another server now.
+    pub(super) fn call_failed(&mut self, token: Uuid) {
+        self.in_hand.retain(|_, row| row.token != token);
+        self.start_over();
+    }
+
     /// The newest value of the sequence at the last look.
     pub(super) fn top(&self) -> i64 {
         self.publishers.top
@@ -770,6 +777,22 @@ mod tests {
         assert!(reader.read(&page, &rows, 100, false, false).is_empty(), "11 would overtake 5");
         let page = reader.ask(100).unwrap();
         assert_eq!((page.after.as_slice(), page.hand_seqs.as_slice()), ([4].as_slice(), [].as_slice()));
+    }
+
+    #[test]
+    fn what_a_call_that_failed_had_handed_out_comes_again() {
+        let mut reader = reader(&[0]);
+        look(&mut reader, 10, &[]);
+        take(&mut reader, &found(0, &[4]));
+        let (kept, failed) = (Uuid::nil(), Uuid::from_u128(7));
+        reader.hand_out(&found(0, &[5])[0], failed, false);
+        reader.hand_out(&found(0, &[6])[0], failed, true);
+        reader.call_failed(failed);
+        assert_eq!((reader.version(4, kept), reader.version(5, failed)), (Some(V(1)), None));
+        assert_eq!(reader.waited_in_hand(), [] as [i64; 0], "it can be claimed again");
+        look(&mut reader, 10, &[]);
+        let page = reader.ask(100).unwrap();
+        assert_eq!((page.after.as_slice(), page.hand_seqs.as_slice()), ([0].as_slice(), [4].as_slice()));
     }
 
     #[test]
